@@ -1,1 +1,50 @@
-"""deep_gemm_k3: a fused, JIT-compiled MegaMoE kernel extension for Kimi K3."""
+"""deep_gemm_k3: a fused, JIT-compiled MegaMoE kernel extension for Kimi K3.
+
+Every public name is imported on first use, so ``import deep_gemm_k3`` needs neither a GPU, nor libcuda, nor NVRTC.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    __version__: str
+
+# public name -> module that holds it
+_PUBLIC: dict[str, str] = {}
+
+_SUBMODULES = ("bench", "demo", "doctor", "emulator", "envs", "jit", "mega", "ops", "probes", "testing", "utils")
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("deep_gemm_k3")
+    except metadata.PackageNotFoundError:
+        # A source tree on PYTHONPATH without an installation.
+        import tomllib
+        from pathlib import Path
+
+        project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+        if project.exists():
+            return str(tomllib.loads(project.read_text())["project"]["version"])
+        return "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name], __name__), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, *_SUBMODULES, "__version__"})

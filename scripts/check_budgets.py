@@ -1,0 +1,1 @@
+"""Placeholder until the rules land: checks nothing yet."""

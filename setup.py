@@ -1,0 +1,124 @@
+"""Builds the host extension ``deep_gemm_k3/_C.so`` with ninja.
+
+The library uses nothing but torch's stable ABI and no CPython API, so one file serves every Python version and every
+torch release from 2.11 on. It names libtorch_cpu.so by soname only: by the time it is loaded torch is in the process,
+so no path of the building machine is stored in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+TORCH_TARGET_VERSION = "0x020b000000000000"  # 2.11
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def torch_root() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(
+            "deep_gemm_k3: building needs torch >= 2.11: pip install torch, then pip install --no-build-isolation ."
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def ninja_program() -> str:
+    try:
+        import ninja
+
+        return str(Path(ninja.BIN_DIR) / "ninja")
+    except ImportError:
+        found = shutil.which("ninja")
+        if found is None:
+            sys.exit("deep_gemm_k3: building needs ninja: pip install ninja")
+        return found
+
+
+def host_sources() -> list[Path]:
+    return sorted((ROOT / "csrc").rglob("*.cpp"))
+
+
+def quote(path: Path | str) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def ninja_text(build_dir: Path, target: Path) -> str:
+    torch = torch_root()
+    compiler = os.environ.get("CXX", "g++")
+    includes = [ROOT / "csrc", ROOT / "deep_gemm_k3" / "include"]
+    flags = [
+        "-std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -pthread",
+        f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
+        f'-DDEEP_GEMM_K3_VERSION=\\"{VERSION}\\"',
+        f"-ffile-prefix-map='{ROOT}'=.",
+        *(f"-I'{path}'" for path in includes),
+        f"-isystem '{torch / 'include'}'",
+        os.environ.get("CXXFLAGS", ""),
+    ]
+    lines = [
+        f"builddir = {quote(build_dir)}",
+        f"cxx = {compiler}",
+        f"cflags = {' '.join(flags).strip()}",
+        f"ldflags = -shared -pthread -Wl,--no-as-needed -L'{torch / 'lib'}' -ltorch_cpu -Wl,--as-needed -ldl -lrt",
+        "rule compile",
+        "  command = $cxx $cflags -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $in",
+        "rule link",
+        "  command = $cxx $in $ldflags -o $out",
+        "  description = link $out",
+    ]
+    objects = []
+    for source in host_sources():
+        obj = build_dir / "obj" / source.relative_to(ROOT).with_suffix(".o")
+        objects.append(obj)
+        lines.append(f"build {quote(obj)}: compile {quote(source)}")
+    lines.append(f"build {quote(target)}: link {' '.join(quote(obj) for obj in objects)}")
+    lines.append(f"default {quote(target)}")
+    return "\n".join(lines) + "\n"
+
+
+class NinjaBuild(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        build_dir = ROOT / "build" / "host"
+        build_dir.mkdir(parents=True, exist_ok=True)
+        linked = build_dir / target.name
+        script = build_dir / "build.ninja"
+        text = ninja_text(build_dir, linked)
+        if not script.exists() or script.read_text() != text:
+            script.write_text(text)
+        jobs = os.environ.get("MAX_JOBS", str(min(os.cpu_count() or 1, 8)))
+        subprocess.run([ninja_program(), "-f", str(script), "-j", jobs, "--quiet"], cwd=ROOT, check=True)
+        # Published by rename: a process that has the old file mapped keeps it.
+        if not target.exists() or target.read_bytes() != linked.read_bytes():
+            scratch = target.with_suffix(f".{os.getpid()}.tmp")
+            shutil.copyfile(linked, scratch)
+            scratch.replace(target)
+
+
+class AnyPythonWheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("deep_gemm_k3._C", sources=[str(p.relative_to(ROOT)) for p in host_sources()])],
+    cmdclass={"build_ext": NinjaBuild, "bdist_wheel": AnyPythonWheel},
+)

@@ -1,0 +1,85 @@
+"""What an installation promises before anything is computed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import deep_gemm_k3
+from deep_gemm_k3 import _extension
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_version_is_the_projects() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert deep_gemm_k3.__version__ == declared
+    assert _extension.ops().version() == declared
+
+
+def test_import_needs_no_cuda_library() -> None:
+    code = """
+import builtins, ctypes, sys
+import torch
+opened = []
+real = ctypes.CDLL.__init__
+def spy(self, name, *args, **kw):
+    opened.append(str(name))
+    return real(self, name, *args, **kw)
+ctypes.CDLL.__init__ = spy
+import deep_gemm_k3
+from deep_gemm_k3 import _extension
+_extension.load()
+print([n for n in opened if 'cuda' in n or 'nvrtc' in n], torch.cuda.is_initialized())
+"""
+    assert run_python(code) == "[] False"
+
+
+def test_extension_is_bound_to_no_python_and_no_machine() -> None:
+    blob = _extension.LIBRARY.read_bytes()
+    needed = subprocess.run(["readelf", "-d", str(_extension.LIBRARY)], capture_output=True, text=True).stdout
+    assert "libpython" not in needed
+    assert "libcuda" not in needed
+    assert "RPATH" not in needed and "RUNPATH" not in needed
+    assert b"PyObject" not in blob and b"Py_Initialize" not in blob
+    assert str(ROOT).encode() not in blob
+
+
+def test_missing_extension_names_the_mending_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_extension, "_loaded", False)
+    monkeypatch.setattr(_extension, "LIBRARY", tmp_path / "_C.so")
+    with pytest.raises(_extension.ExtensionError, match=r"has not been built\. Mend with: .*build_ext --inplace"):
+        _extension.load()
+
+
+def test_broken_extension_names_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "_C.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(_extension, "_loaded", False)
+    monkeypatch.setattr(_extension, "LIBRARY", broken)
+    with pytest.raises(_extension.ExtensionError, match=r"cannot be loaded with torch .*Mend with"):
+        _extension.load()
+
+
+def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(_extension, "_loaded", False)
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    with pytest.raises(_extension.ExtensionError, match=r"wanted torch >= 2\.11 .*given torch 2\.10\.1"):
+        _extension.load()
+
+
+def test_unknown_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = deep_gemm_k3.nonsense
