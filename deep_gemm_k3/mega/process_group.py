@@ -1,0 +1,161 @@
+"""A torch process group as a `Group`, over the key-value store that came with it.
+
+No collective of the process group itself is used: with the store, time-outs, refusals and ended peers are ours to
+report, and nothing on the device is touched. Keys live below the store prefix that torch gives each process group, so
+overlapping groups do not meet. A record is removed by its writer once all ranks are known to have read it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .group import Group, GroupError, Record
+
+_POLL_FIRST_S = 0.0005
+_POLL_LAST_S = 0.02
+
+
+class _Channel:
+    """The exchange state of one process group in this process, shared by all adapters of it."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.lock = threading.Lock()
+        self.rank = rank
+        self.size = size
+        self._base = store
+        self._store: Any = None
+        self._seq = 0
+        self._posted: list[int] = []
+
+    @property
+    def store(self) -> Any:
+        """The store below a prefix that also counts set-ups of a group of this name on a store that outlives them."""
+        if self._store is None:
+            from torch.distributed import PrefixStore
+
+            life = self._base.add(f"deep_gemm_k3/opened/{self.rank}", 1)
+            self._store = PrefixStore(f"deep_gemm_k3/{life}", self._base)
+        return self._store
+
+    def begin(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def post(self, seq: int, record: Record) -> None:
+        self.store.set(f"{seq}/{self.rank}", pickle.dumps(record))
+        if seq not in self._posted:
+            self._posted.append(seq)
+        if record.refusal is not None:
+            self.store.set(f"{seq}/refused", str(self.rank))
+
+    def wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+        keys = [f"{seq}/{rank}" for rank in range(self.size)]
+        pause = _POLL_FIRST_S
+        while True:
+            if self.store.check(keys):
+                return {rank: self._read(key) for rank, key in enumerate(keys)}
+            if self.store.check([f"{seq}/refused"]) or time.monotonic() >= deadline:
+                return {rank: self._read(key) for rank, key in enumerate(keys) if self.store.check([key])}
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(pause * 1.5, _POLL_LAST_S)
+
+    def finish(self, seq: int, complete: bool) -> None:
+        """All ranks have posted `seq`, so all have left what came before it."""
+        if not complete:
+            return
+        for old in [s for s in self._posted if s < seq]:
+            self.store.delete_key(f"{old}/{self.rank}")
+            if self.rank == 0:
+                self.store.delete_key(f"{old}/refused")
+            self._posted.remove(old)
+
+    def _read(self, key: str) -> Record:
+        record = pickle.loads(self.store.get(key))
+        assert isinstance(record, Record)
+        return record
+
+
+# Weak keys, so that a new process group at the address of a dead one starts afresh.
+_channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary()
+_channels_lock = threading.Lock()
+
+
+def _channel_of(group: Any) -> _Channel:
+    from torch.distributed import distributed_c10d as c10d
+
+    with _channels_lock:
+        channel = _channels.get(group)
+        if channel is None:
+            channel = _Channel(c10d._get_process_group_store(group), group.rank(), group.size())
+            _channels[group] = channel
+        return channel
+
+
+class ProcessGroupAdapter(Group):
+    """One process of a torch process group, gloo or nccl."""
+
+    def __init__(self, process_group: Any) -> None:
+        super().__init__(process_group.rank(), process_group.size())
+        self.process_group = process_group
+        self._channel = _channel_of(process_group)
+
+    def __repr__(self) -> str:
+        return f"ProcessGroupAdapter({self.rank} of {self.size}, {self.process_group.group_name!r})"
+
+    @property
+    def handle(self) -> object:
+        return self.process_group
+
+    @property
+    def is_local(self) -> bool:
+        return self.size == 1
+
+    def _turn(self) -> threading.Lock:
+        return self._channel.lock
+
+    def _begin(self) -> int:
+        return self._channel.begin()
+
+    def _post(self, seq: int, record: Record) -> None:
+        try:
+            self._channel.post(seq, record)
+        except RuntimeError as error:
+            raise self._store_gone(record.tag, error) from error
+
+    def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+        try:
+            return self._channel.wait(seq, deadline)
+        except RuntimeError as error:
+            raise self._store_gone("wait", error) from error
+
+    def _finish(self, seq: int, complete: bool) -> None:
+        try:
+            self._channel.finish(seq, complete)
+        except RuntimeError as error:
+            raise self._store_gone("clean-up", error) from error
+
+    @staticmethod
+    def _store_gone(tag: str, error: Exception) -> GroupError:
+        return GroupError(
+            f"{tag}: the process group's key-value store does not answer; the process that hosts it (usually "
+            f"global rank 0) has probably ended: {error}"
+        )
+
+
+def wrap_process_group(group: Any) -> ProcessGroupAdapter | None:
+    """An adapter for a process group, for the default one when `group` is None; None when there is nothing to wrap."""
+    dist = torch.distributed
+    if not dist.is_available():
+        return None
+    if group is None:
+        return ProcessGroupAdapter(dist.group.WORLD) if dist.is_initialized() else None
+    if isinstance(group, dist.ProcessGroup):
+        return ProcessGroupAdapter(group)
+    return None
