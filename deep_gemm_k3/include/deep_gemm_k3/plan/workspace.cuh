@@ -54,6 +54,7 @@ constexpr uint64_t kTaskClaim = 512;       // u32 [parity], 128 bytes apart
 constexpr uint64_t kCallCount = 768;       // u32: host-side count of calls begun (CPU targets)
 constexpr uint64_t kPublicationCount = 1024;                                        // u32 [source rank], a line each
 constexpr uint64_t kHostBarrier = kPublicationCount + kMaxNumRanks * 128;           // u32 [source rank], a line each
+constexpr uint64_t kAbortText = kHostBarrier + kMaxNumRanks * 128;                  // AbortText: what a host reports
 constexpr uint64_t kBytes = 65536;
 }  // namespace control
 
@@ -69,6 +70,17 @@ struct AbortCell {
     uint32_t reserved;
 };
 static_assert(sizeof(AbortCell) == 32);
+constexpr uint32_t kHostFault = 0x10000;  // an AbortCell code of a host, explained by the text beside it
+
+// Why a host aborted its peers. `state` goes 0 -> kWriting -> kWritten; the cell's code is written after that.
+struct AbortText {
+    static constexpr uint32_t kWriting = 1, kWritten = 2;
+    uint32_t state;
+    uint32_t length;
+    char text[1016];
+};
+static_assert(sizeof(AbortText) == 1024);
+static_assert(control::kAbortText + sizeof(AbortText) <= control::kBytes);
 
 // Who owns one row of the pool: where its partial goes and the weight that scales it.
 struct alignas(16) RowInfo {
