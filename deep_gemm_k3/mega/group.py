@@ -84,6 +84,7 @@ class Group(ABC):
         """True when all ranks are in this process."""
         return True
 
+    @abstractmethod
     def check_thread(self) -> None:
         """Raise `WrongThread` when the calling thread may not act for this rank."""
 
@@ -151,6 +152,7 @@ class Group(ABC):
     def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
         """The records present when all have come, when one is a refusal, or at the deadline."""
 
+    @abstractmethod
     def _finish(self, seq: int, complete: bool) -> None:
         """Called once per exchange when this rank leaves it; `complete` when every rank has posted."""
 
@@ -162,6 +164,9 @@ class SingleRank(Group):
         super().__init__(0, 1)
         self._lock = threading.Lock()
         self._record: Record | None = None
+
+    def check_thread(self) -> None:
+        """Any thread may act for the only rank."""
 
     def _turn(self) -> threading.Lock:
         return self._lock

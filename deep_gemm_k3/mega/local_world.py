@@ -231,9 +231,7 @@ class LocalWorld:
 
         return task
 
-    def _join(
-        self, futures: list[Future[Any]], order: list[BaseException], deadline: float, limit: float
-    ) -> None:
+    def _join(self, futures: list[Future[Any]], order: list[BaseException], deadline: float, limit: float) -> None:
         wait(futures, timeout=max(0.0, deadline - time.monotonic()), return_when="FIRST_EXCEPTION")
         if order:
             wait(futures, timeout=_GRACE_S)

@@ -117,6 +117,9 @@ class ProcessGroupAdapter(Group):
     def is_local(self) -> bool:
         return self.size == 1
 
+    def check_thread(self) -> None:
+        """Any thread of the process may act for its rank; exchanges take turns."""
+
     def _turn(self) -> threading.Lock:
         return self._channel.lock
 

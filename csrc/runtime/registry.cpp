@@ -1,0 +1,164 @@
+#include "runtime/registry.hpp"
+
+#include "runtime/control.hpp"
+#include "runtime/flat_json.hpp"
+
+#include <array>
+#include <stdexcept>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace deep_gemm_k3::runtime {
+namespace {
+
+constexpr uint64_t kIndexBits = 12;
+constexpr uint64_t kNumEntries = 1 << kIndexBits;
+
+// Entries are reused and never freed, so that a stale handle meets another generation, not freed memory.
+std::array<std::atomic<Buffer*>, kNumEntries> entries{};
+std::mutex entries_mutex;
+uint64_t last_generation = 0;
+
+std::atomic<FaultText> fault_text{nullptr};
+std::atomic<void (*)(Buffer&, const std::string&)> device_abort_peers{nullptr};
+std::atomic<std::string (*)(Buffer&)> device_abort_report{nullptr};
+
+BufferSpec parse_spec(const std::string& json) {
+    const FlatJson given = FlatJson::parse(json);
+    const auto number = [&](const char* name) { return static_cast<int>(given.integer(name)); };
+    BufferSpec spec;
+    spec.shape.num_ranks = number("num_ranks");
+    spec.shape.num_experts = number("num_experts");
+    spec.shape.num_topk = number("num_topk");
+    spec.shape.num_max_tokens = number("num_max_tokens_per_rank");
+    spec.shape.num_max_shared_tokens = number("num_max_shared_tokens");
+    spec.shape.hidden = number("hidden");
+    spec.shape.intermediate = number("intermediate_hidden");
+    spec.shape.shared_intermediate = number("shared_intermediate_hidden");
+    spec.rank = number("rank");
+    spec.num_sms = number("num_sms");
+    spec.timeout_ns = static_cast<uint64_t>(given.integer("timeout_ns"));
+    spec.target = given.text("target");
+    spec.device = given.text("device");
+    spec.device_index = static_cast<int>(given.integer("device_index", 0));
+    spec.activation = given.text("activation");
+    spec.owner = static_cast<uint64_t>(given.integer("owner", 0));
+    return spec;
+}
+
+} // namespace
+
+uint64_t thread_id() {
+    static thread_local const uint64_t id = static_cast<uint64_t>(syscall(SYS_gettid));
+    return id;
+}
+
+void set_device_hooks(const DeviceHooks& hooks) {
+    device_abort_peers.store(hooks.abort_peers);
+    device_abort_report.store(hooks.abort_report);
+}
+
+void set_fault_text(FaultText function) {
+    fault_text.store(function);
+}
+
+void Buffer::poison(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (poisoned_.load(std::memory_order_relaxed))
+        return;
+    reason_ = reason;
+    poisoned_.store(true, std::memory_order_release);
+}
+
+std::string Buffer::reason() const {
+    const std::lock_guard lock(mutex_);
+    return reason_;
+}
+
+void Buffer::require_usable() {
+    if (spec.owner != 0 && spec.owner != thread_id())
+        throw std::runtime_error("thread: wanted the one that owns rank " + std::to_string(spec.rank) +
+                                 " of the local world, given another");
+    if (!poisoned()) {
+        const std::string report = abort_report(*this);
+        if (report.empty())
+            return;
+        poison(report);
+    }
+    throw std::runtime_error("sym_buffer: wanted one without an abort, given one to be re-created: " + reason());
+}
+
+int64_t create_buffer(const std::string& spec_json, const std::vector<int64_t>& bases) {
+    BufferSpec spec = parse_spec(spec_json);
+    const int num_ranks = spec.shape.num_ranks;
+    if (num_ranks < 1 || num_ranks > kMaxNumRanks || spec.rank < 0 || spec.rank >= num_ranks)
+        throw std::runtime_error("rank: wanted 0 <= rank < num_ranks <= " + std::to_string(kMaxNumRanks) + ", given " +
+                                 std::to_string(spec.rank) + " of " + std::to_string(num_ranks));
+    if (bases.size() != static_cast<size_t>(num_ranks))
+        throw std::runtime_error(
+            "base_ptrs: wanted " + std::to_string(num_ranks) + " addresses, given " + std::to_string(bases.size()));
+    const std::lock_guard lock(entries_mutex);
+    for (uint64_t index = 0; index < kNumEntries; ++index) {
+        Buffer* buffer = entries[index].load(std::memory_order_relaxed);
+        if (buffer != nullptr && buffer->handle_.load(std::memory_order_relaxed) != 0)
+            continue;
+        if (buffer == nullptr)
+            entries[index].store(buffer = new Buffer, std::memory_order_release);
+        buffer->on_cpu_ = spec.device == "cpu";
+        buffer->spec = std::move(spec);
+        buffer->bases.clear();
+        for (const int64_t base : bases)
+            buffer->bases.push_back(reinterpret_cast<uint8_t*>(base));
+        buffer->reason_.clear();
+        buffer->poisoned_.store(false, std::memory_order_relaxed);
+        const uint64_t handle = (++last_generation << kIndexBits) | index;
+        buffer->handle_.store(handle, std::memory_order_release);
+        return static_cast<int64_t>(handle);
+    }
+    throw std::runtime_error("sym_buffer: wanted fewer than " + std::to_string(kNumEntries) +
+                             " live buffers in one process; destroy() those no longer used");
+}
+
+Buffer& find_buffer(int64_t handle) {
+    const uint64_t wanted = static_cast<uint64_t>(handle);
+    Buffer* buffer = entries[wanted % kNumEntries].load(std::memory_order_acquire);
+    if (buffer == nullptr || wanted == 0 || buffer->handle_.load(std::memory_order_acquire) != wanted)
+        throw std::runtime_error("sym_buffer: wanted a live buffer, given one that was destroyed");
+    return *buffer;
+}
+
+void destroy_buffer(int64_t handle) {
+    const std::lock_guard lock(entries_mutex);
+    Buffer& buffer = find_buffer(handle);
+    buffer.handle_.store(0, std::memory_order_release);
+    if (buffer.launch_state != nullptr && buffer.free_launch_state != nullptr)
+        buffer.free_launch_state(buffer.launch_state);
+    buffer.launch_state = nullptr;
+    buffer.free_launch_state = nullptr;
+    buffer.bases.clear();
+}
+
+Buffer& use_buffer(int64_t handle) {
+    Buffer& buffer = find_buffer(handle);
+    buffer.require_usable();
+    return buffer;
+}
+
+void abort_peers(Buffer& buffer, const std::string& message) {
+    if (buffer.on_cpu()) {
+        for (uint8_t* base : buffer.bases)
+            write_abort(base, static_cast<uint32_t>(buffer.spec.rank), message);
+    } else if (const auto hook = device_abort_peers.load()) {
+        hook(buffer, message);
+    }
+    buffer.poison("rank " + std::to_string(buffer.spec.rank) + ": " + message);
+}
+
+std::string abort_report(Buffer& buffer) {
+    if (buffer.on_cpu())
+        return read_abort(buffer.base(), fault_text.load(std::memory_order_relaxed));
+    const auto hook = device_abort_report.load(std::memory_order_relaxed);
+    return hook == nullptr ? std::string() : hook(buffer);
+}
+
+} // namespace deep_gemm_k3::runtime
