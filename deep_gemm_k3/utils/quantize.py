@@ -82,7 +82,8 @@ def unpack_ue8m0(words: torch.Tensor) -> torch.Tensor:
     """uint8 [..., 4 * n] from int32 [..., n]; the inverse of :func:`pack_ue8m0`."""
     if words.dtype != torch.int32:
         raise ValueError(f"words: wanted int32, given {words.dtype}")
-    return words.contiguous().view(torch.uint8)
+    # flatten() first: a dimension of size 1 may keep any stride and still count as contiguous
+    return words.contiguous().flatten().view(torch.uint8).view(*words.shape[:-1], 4 * words.size(-1))
 
 
 # -------------------------------------------------------------------------------------------------------------- E4M3
