@@ -1,0 +1,94 @@
+// The only home of offsets inside a CTA's dynamic shared memory, for the kernel, the host planner and the tests.
+//
+// [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][barriers][scheduler][combine]
+// A stage holds, for a routed tile, tokens then one weight unit per 64 rows; for a shared-expert tile, weights then tokens.
+#pragma once
+#include "../config.cuh"
+#include "../types.cuh"
+
+namespace deep_gemm_k3::plan {
+
+// ---- SM90 routed weights: a unit is 64 rows x 128 k, packed codes then scale bytes
+constexpr int kUnitRows = 64;
+constexpr int kUnitK = 128;
+constexpr int kUnitCodeBytes = kUnitRows * kUnitK / 2;
+constexpr int kUnitScaleBytes = kUnitRows * kUnitK / 32;
+constexpr int kUnitBytes = kUnitCodeBytes + kUnitScaleBytes;
+static_assert(kUnitBytes == 4352);
+
+// ---- device limits
+constexpr int kSharedMemoryPerSm = 228 * 1024;
+constexpr int kSharedMemoryReservedPerCta = 1024;
+constexpr int kMaxSharedMemoryPerCta = 227 * 1024;
+
+constexpr int kStageAlignment = 1024;  // a 128-byte swizzle repeats after 8 rows
+constexpr int kSharedK = 64;           // one 128-byte swizzled row of BF16
+constexpr int kWarpsPerWarpgroup = 4;
+constexpr int kMaxStages = 16;
+
+// ---- pieces of a stage
+DG_HOST_DEVICE constexpr int routed_token_bytes(const TileShape& t) { return t.num_tokens * t.num_k * 2; }
+DG_HOST_DEVICE constexpr int routed_weight_bytes(const TileShape& t) {
+    return t.num_rows / kUnitRows * (t.num_k / kUnitK) * kUnitBytes;
+}
+DG_HOST_DEVICE constexpr int shared_weight_bytes(const TileShape& t) { return t.num_rows * t.num_k * 2; }
+DG_HOST_DEVICE constexpr int shared_token_bytes(const TileShape& t) { return t.num_tokens * t.num_k * 2; }
+DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
+    const int routed = routed_token_bytes(c.routed_tile) + routed_weight_bytes(c.routed_tile);
+    const int shared = c.has_shared() ? shared_weight_bytes(c.shared_tile) + shared_token_bytes(c.shared_tile) : 0;
+    return align_up(max_of(routed, shared), kStageAlignment);
+}
+
+// ---- epilogue scratch
+// Tokens that one warpgroup transposes at a time: 128 bytes (64 rows of BF16) for each.
+DG_HOST_DEVICE constexpr int staging_tokens(const Config& c) { return min_of(max_of(c.routed_tile.num_tokens, 16), 32); }
+DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) { return staging_tokens(c) * kUnitRows * 2; }
+// Scale codes that warps exchange before they quantise: two bytes per token and warp.
+DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
+    return c.num_math_warpgroups * kWarpsPerWarpgroup * c.routed_tile.num_tokens * 2;
+}
+// Full and empty barrier of every stage, then the scheduler's own.
+constexpr int kNumSchedulerBarriers = 8;
+DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) { return (2 * c.num_stages + kNumSchedulerBarriers) * 8; }
+
+// ---- the roles' scratch: tokens received and first pool block of every local expert, and a line of flags
+DG_HOST_DEVICE constexpr int scheduler_bytes(const Config& c) {
+    return align_up((c.shape.num_local_experts() + 1) * 8, 16) + 256;
+}
+DG_HOST_DEVICE constexpr int combine_bytes(const Config& c) { return c.num_threads / 32 * 16; }
+
+struct SharedMemoryLayout {
+    int stages;
+    int staging;
+    int scale_codes;
+    int barriers;
+    int scheduler;
+    int combine;
+    int total;
+};
+
+DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c) {
+    SharedMemoryLayout layout{};
+    layout.stages = 0;
+    layout.staging = layout.stages + c.num_stages * stage_bytes(c);
+    layout.scale_codes = layout.staging + c.num_math_warpgroups * staging_bytes_per_warpgroup(c);
+    layout.barriers = align_up(layout.scale_codes + scale_code_bytes(c), 16);
+    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 16);
+    layout.combine = align_up(layout.scheduler + scheduler_bytes(c), 16);
+    layout.total = align_up(layout.combine + combine_bytes(c), 128);
+    return layout;
+}
+
+// ---- what the planner asks
+DG_HOST_DEVICE constexpr int shared_memory_bytes(const Config& c) { return shared_memory_layout(c).total; }
+DG_HOST_DEVICE constexpr int shared_memory_budget(int num_ctas_per_sm) {
+    return min_of(kMaxSharedMemoryPerCta, kSharedMemoryPerSm / num_ctas_per_sm - kSharedMemoryReservedPerCta);
+}
+// The most stages that fit beside everything else; 0 when not even one does.
+DG_HOST_DEVICE constexpr int max_num_stages(Config c) {
+    for (c.num_stages = kMaxStages; c.num_stages > 0; --c.num_stages)
+        if (shared_memory_bytes(c) <= shared_memory_budget(c.num_ctas_per_sm)) return c.num_stages;
+    return 0;
+}
+
+}  // namespace deep_gemm_k3::plan
