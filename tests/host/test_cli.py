@@ -1,0 +1,133 @@
+"""The command line: which commands there are, what doctor finds and what its exit code says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deep_gemm_k3 import __main__ as cli
+from deep_gemm_k3 import _extension, doctor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "deep_gemm_k3", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=240)
+
+
+def test_help_lists_the_commands_without_importing_torch() -> None:
+    code = "import sys; from deep_gemm_k3.__main__ import main; main(['--help']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert result.stdout.splitlines()[-1] == "False"
+    for name in cli.available():
+        assert f"\n  {name}" in result.stdout
+
+
+def test_commands_that_must_be_there() -> None:
+    assert {"doctor"} <= set(cli.available())
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fly"]) == 2
+    assert "command: wanted one of" in capsys.readouterr().err
+
+
+def test_unknown_option() -> None:
+    assert command("doctor", "--wings").returncode == 2
+
+
+def test_doctor_on_this_machine() -> None:
+    result = command("doctor", "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(result.stdout)}
+    assert result.returncode == (1 if any(f["status"] == "missing" for f in findings.values()) else 0)
+    for subject in ("package", "python", "torch", "extension", "cache", "nvrtc", "driver", "symmetric memory"):
+        assert subject in findings
+    assert findings["extension"]["status"] == "ok"
+    assert all(f["mend"] for f in findings.values() if f["status"] == "missing")
+
+
+def test_doctor_does_not_initialise_cuda() -> None:
+    code = (
+        "from deep_gemm_k3 import doctor; doctor.examine(); import torch; print(torch.cuda.is_initialized(), "
+        "torch.cuda.is_available() and torch.cuda.device_memory_used(0) < 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert result.stdout.strip() == "False False", result.stderr
+
+
+def status_of(findings: list[doctor.Finding], subject: str) -> str:
+    return next(finding.status for finding in findings if finding.subject == subject)
+
+
+def test_missing_extension(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_extension, "_loaded", False)
+    monkeypatch.setattr(_extension, "LIBRARY", tmp_path / "_C.so")
+    finding = next(iter(doctor.check_extension()))
+    assert finding.status == "missing"
+    assert "build_ext --inplace" in finding.mend
+    monkeypatch.setattr(doctor, "check_versions", lambda: iter(()))
+    assert cli.main(["doctor"]) == 1
+
+
+@pytest.mark.parametrize(("needed", "status"), [(True, "missing"), (False, "note")])
+def test_missing_compiler_matters_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, needed: bool, status: str
+) -> None:
+    monkeypatch.setattr(doctor, "_distribution_file", lambda *_: None)
+    monkeypatch.setattr(doctor, "_version_of", lambda *_: None)
+    monkeypatch.setattr(doctor, "toolkit", lambda: None)
+    findings = list(doctor.check_compiler(needed))
+    for subject in ("nvrtc", "cuda headers", "cccl headers", "cuda-bindings"):
+        assert status_of(findings, subject) == status
+    assert all(finding.mend for finding in findings if finding.status == "missing")
+
+
+def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version_of", lambda name: "2.9.1+cu128" if name == "torch" else None)
+    assert status_of(list(doctor.check_versions()), "torch") == "missing"
+
+
+class FakeDriver(doctor.Driver):
+    def __init__(self) -> None:
+        pass
+
+    def version(self) -> str:
+        return "13.0"
+
+
+def device(ordinal: int, capability: tuple[int, int] = (9, 0), peers: tuple[int, ...] = ()) -> doctor.Device:
+    return doctor.Device(ordinal, "GPU", capability, False, peers)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "torch_has_cuda", lambda: True)
+    assert status_of(list(doctor.check_devices(FakeDriver(), [])), "gpu") == "note"
+    connected = list(doctor.check_devices(FakeDriver(), [device(0, peers=(1,)), device(1, (10, 0), (0,))]))
+    assert [finding.status for finding in connected] == ["ok"] * 4
+    apart = list(doctor.check_devices(FakeDriver(), [device(0), device(1, (8, 0))]))
+    assert status_of(apart, "gpu 1") == "note"
+    assert status_of(apart, "peer access") == "note"
+    monkeypatch.setattr(doctor, "torch_has_cuda", lambda: False)
+    assert status_of(list(doctor.check_devices(FakeDriver(), [device(0)])), "torch for CUDA") == "missing"
+
+
+def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("DGK3_CACHE_DIR", str(file / "below"))
+    finding = next(iter(doctor.check_cache()))
+    assert finding.status == "note"
+    assert "DGK3_CACHE_DIR" in finding.mend
+
+
+def test_a_failing_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(doctor, "check_headers", broken)
+    assert any("boom" in finding.found and finding.status == "missing" for finding in doctor.examine())
