@@ -153,6 +153,17 @@ DG_HOST_DEVICE constexpr uint64_t total_bytes(const BufferShape& s) {
     return component_offset(s, Component::kNumComponents);
 }
 
+// ---- K splits. A quarter of the split tasks belongs to each GEMM phase, in the order of SplitCounts. How many routed tiles
+// there are is known only when all ranks' tokens have been counted: where the configured count does not fit, the phase is
+// not split.
+constexpr int kMaxSplitTasksPerPhase = kMaxSplitTasks / 4;
+DG_HOST_DEVICE constexpr bool can_split(int num_tile_elements, int num_tiles, int num_splits) {
+    return num_tile_elements <= kMaxSplitTileElements && num_tiles <= kMaxSplitTasksPerPhase / num_splits;
+}
+DG_HOST_DEVICE constexpr int num_effective_splits(const TileShape& tile, int num_tiles, int num_splits) {
+    return can_split(tile.num_rows * tile.num_tokens, num_tiles, num_splits) ? num_splits : 1;
+}
+
 // ---- addresses inside components, in bytes from the start of the component
 DG_HOST_DEVICE constexpr uint64_t metadata_offset(const BufferShape& s, int parity, int source_rank) {
     return (uint64_t(parity) * s.num_ranks + source_rank) * num_metadata_words(s) * 16;

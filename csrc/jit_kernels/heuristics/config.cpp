@@ -1,0 +1,251 @@
+#include "config.hpp"
+
+#include "deep_gemm_k3/plan/workspace.cuh"
+#include "describe.hpp"
+#include "shared_memory.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <tuple>
+
+namespace deep_gemm_k3::heuristics {
+
+namespace {
+
+constexpr int kNumThreads = 384;
+constexpr int kNumMathWarpgroups = 2;
+constexpr int kMaxSplits = 16;
+constexpr int kMinUnitsPerSplit = 3; // k128 units; fewer do not fill the pipeline once
+constexpr int kMaxStages = 8;
+constexpr int kReservedSharedBytesPerBlock = 1024; // taken by the driver from each resident CTA
+// Tiles of the batch-invariant mode: one path for every token count, a compromise between decode and prefill.
+constexpr int kInvariantRoutedTokens = 32;
+constexpr int kInvariantSharedTokens = 64;
+
+// One GEMM pair (L1 and L2) as the split heuristic sees it. Tile counts saturate at `kMany`.
+struct Load {
+    TileShape tile;
+    int num_l1_tiles;
+    int num_l2_tiles;
+
+    auto operator<=>(const Load& other) const {
+        return std::tuple(tile.num_tokens, num_l1_tiles, num_l2_tiles) <=>
+               std::tuple(other.tile.num_tokens, other.num_l1_tiles, other.num_l2_tiles);
+    }
+};
+constexpr int kMany = 2048; // more than any device has CTAs
+
+int saturated_product(int64_t a, int64_t b) {
+    return static_cast<int>(std::min<int64_t>(a * b, kMany));
+}
+
+// Tile that holds an expert's rows at the given mean in most cases: mean plus about two standard deviations.
+int routed_tokens_for(Architecture arch, double mean) {
+    struct Step {
+        double mean;
+        int num_tokens;
+    };
+    static constexpr Step kSM90[] = {{4, 8}, {10, 16}, {22, 32}, {48, 64}};
+    static constexpr Step kSM100[] = {{10, 16}, {22, 32}, {48, 64}, {76, 96}, {128, 128}};
+    if (arch == Architecture::kSM100) {
+        for (const Step& step : kSM100)
+            if (mean <= step.mean)
+                return step.num_tokens;
+        return 192;
+    }
+    for (const Step& step : kSM90)
+        if (mean <= step.mean)
+            return step.num_tokens;
+    return 128;
+}
+
+int ctas_per_sm(Architecture arch, const TileShape& routed_tile) {
+    return arch == Architecture::kSM90 && routed_tile.num_tokens <= 32 ? 2 : 1;
+}
+
+// Non-empty experts of this rank, in expectation over uniform routing.
+double expected_blocks(const Problem& problem, int tile_tokens) {
+    const double experts = std::max(problem.shape.num_experts, 1);
+    const double routes = double(problem.num_tokens) * problem.shape.num_ranks * problem.shape.num_topk;
+    const double non_empty = 1.0 - std::pow(1.0 - 1.0 / experts, routes);
+    const double local = std::max(problem.shape.num_local_experts(), 1);
+    const double blocks_per_expert = std::max(1.0, routes / experts / tile_tokens);
+    return std::max(1.0, local * non_empty * blocks_per_expert);
+}
+
+Load routed_load(const Problem& problem, const DeviceFacts& device) {
+    const double mean = expected_tokens_per_expert(problem);
+    const int tokens = problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean);
+    Load load{.tile = {.num_rows = 256, .num_tokens = tokens, .num_k = 128}, .num_l1_tiles = 0, .num_l2_tiles = 0};
+    const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
+    load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
+    load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shape.hidden, load.tile.num_rows));
+    return load;
+}
+
+// Block counts that the split heuristic tells apart: each one is a config to compile ahead of time.
+int counted_blocks(int blocks) {
+    if (blocks <= 2)
+        return std::max(blocks, 1);
+    return blocks <= 4 ? 4 : kMany;
+}
+
+Load shared_load(const Problem& problem, const TileShape& routed_tile, int num_ctas_per_sm) {
+    Load load{.tile = {.num_rows = 128, .num_tokens = 0, .num_k = 64}, .num_l1_tiles = 0, .num_l2_tiles = 0};
+    if (problem.shared_output == SharedOutput::kNone)
+        return load;
+    if (problem.batch_invariant)
+        load.tile.num_tokens = kInvariantSharedTokens;
+    else if (num_ctas_per_sm > 1) // accumulators of 128 tokens do not fit beside a second CTA
+        load.tile.num_tokens = problem.num_shared_tokens <= 16 ? 16 : 64;
+    else
+        load.tile.num_tokens = problem.num_shared_tokens <= 64 ? 64 : 128;
+    const int blocks = counted_blocks(ceil_div(problem.num_shared_tokens, load.tile.num_tokens));
+    load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.shared_intermediate, load.tile.num_rows));
+    load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shared_hidden, load.tile.num_rows));
+    return load;
+}
+
+// One phase that may be cut along K.
+struct Cut {
+    TileShape tile;
+    int num_tiles;
+    int k;
+    double task_bytes; // weights one task streams
+    int num_splits = 1;
+
+    bool can_double() const {
+        const int doubled = 2 * num_splits;
+        return num_tiles > 0 && doubled <= kMaxSplits && k / 128 / doubled >= kMinUnitsPerSplit &&
+               plan::can_split(tile.num_rows * tile.num_tokens, num_tiles, doubled);
+    }
+};
+
+// Double the split count of whichever phase has the longest tasks while all tasks still start at once.
+void balance(Cut& a, Cut& b, int num_ctas) {
+    while (true) {
+        Cut* longest = nullptr;
+        for (Cut* cut : {&a, &b}) {
+            const int total =
+                a.num_tiles * a.num_splits + b.num_tiles * b.num_splits + cut->num_tiles * cut->num_splits;
+            if (cut->can_double() && total <= num_ctas && (!longest || cut->task_bytes > longest->task_bytes))
+                longest = cut;
+        }
+        if (!longest)
+            return;
+        longest->num_splits *= 2;
+        longest->task_bytes /= 2;
+    }
+}
+
+SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load& shared, int num_ctas) {
+    if (problem.batch_invariant)
+        return {.routed_l1 = 1, .routed_l2 = 1, .shared_l1 = 1, .shared_l2 = 1};
+    const BufferShape& shape = problem.shape;
+    constexpr double kRoutedBytes = 0.53125, kSharedBytes = 2; // per weight
+    const auto cut = [](const Load& load, int num_tiles, int k, double bytes) {
+        return Cut{.tile = load.tile, .num_tiles = num_tiles, .k = k, .task_bytes = bytes * load.tile.num_rows * k};
+    };
+    Cut routed_l1 = cut(routed, routed.num_l1_tiles, shape.hidden, kRoutedBytes);
+    Cut routed_l2 = cut(routed, routed.num_l2_tiles, shape.intermediate, kRoutedBytes);
+    Cut shared_l1 = cut(shared, shared.num_l1_tiles, problem.shared_hidden, kSharedBytes);
+    Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
+    balance(routed_l1, shared_l1, num_ctas);
+    balance(routed_l2, shared_l2, num_ctas);
+    return {.routed_l1 = routed_l1.num_splits,
+        .routed_l2 = routed_l2.num_splits,
+        .shared_l1 = shared_l1.num_splits,
+        .shared_l2 = shared_l2.num_splits};
+}
+
+int shared_bytes_limit(const DeviceFacts& device, int num_ctas_per_sm) {
+    const int share = device.shared_bytes_per_sm / std::max(num_ctas_per_sm, 1) - kReservedSharedBytesPerBlock;
+    return std::min(device.shared_bytes_per_block, share);
+}
+
+Config combine(const Problem& problem, const DeviceFacts& device, const Load& routed, const Load& shared) {
+    const int per_sm = ctas_per_sm(device.arch, routed.tile);
+    Config config{.arch = device.arch,
+        .shape = problem.shape,
+        .shared_hidden = problem.shared_output == SharedOutput::kNone ? 0 : problem.shared_hidden,
+        .activation = problem.activation,
+        .shared_output = problem.shared_output,
+        .has_clamp = problem.has_clamp,
+        .fast_math = problem.fast_math,
+        .has_rms_norm = problem.has_rms_norm,
+        .has_statistics = problem.has_statistics,
+        .routed_tile = routed.tile,
+        .shared_tile = shared.tile,
+        .splits = choose_splits(problem, routed, shared, std::max(device.num_sms, 1) * per_sm),
+        .num_stages = 1,
+        .num_math_warpgroups = kNumMathWarpgroups,
+        .num_threads = kNumThreads,
+        .num_ctas_per_sm = per_sm};
+    const int room = shared_bytes_limit(device, per_sm) - (total_shared_bytes(config) - stage_bytes(config));
+    config.num_stages = std::clamp(room / stage_bytes(config), 1, kMaxStages);
+    return config;
+}
+
+} // namespace
+
+DeviceFacts default_device(Architecture arch) {
+    constexpr int kSharedBytesPerBlock = 232448, kSharedBytesPerSM = 233472; // both architectures
+    return {.arch = arch,
+        .num_sms = arch == Architecture::kSM90 ? 132 : 148,
+        .shared_bytes_per_block = kSharedBytesPerBlock,
+        .shared_bytes_per_sm = kSharedBytesPerSM};
+}
+
+double expected_tokens_per_expert(const Problem& problem) {
+    const double routes = double(problem.num_tokens) * problem.shape.num_ranks * problem.shape.num_topk;
+    return routes / std::max(problem.shape.num_experts, 1);
+}
+
+Config choose_config(const Problem& problem, const DeviceFacts& device) {
+    const Load routed = routed_load(problem, device);
+    return combine(problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(device.arch, routed.tile)));
+}
+
+std::vector<Config> all_configs(
+    const Problem& problem, const DeviceFacts& device, int max_tokens, int max_shared_tokens) {
+    Problem varied = problem;
+    std::vector<Config> configs;
+    std::set<std::string> seen_literals;
+    std::set<Load> seen_routed;
+    for (varied.num_tokens = 0; varied.num_tokens <= max_tokens; ++varied.num_tokens) {
+        const Load routed = routed_load(varied, device);
+        if (!seen_routed.insert(routed).second)
+            continue;
+        std::set<Load> seen_shared;
+        const int last = problem.shared_output == SharedOutput::kNone ? 0 : max_shared_tokens;
+        for (varied.num_shared_tokens = 0; varied.num_shared_tokens <= last; ++varied.num_shared_tokens) {
+            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(device.arch, routed.tile));
+            if (!seen_shared.insert(shared).second)
+                continue;
+            const Config config = combine(varied, device, routed, shared);
+            if (seen_literals.insert(config_literal(config)).second)
+                configs.push_back(config);
+        }
+    }
+    return configs;
+}
+
+const char* config_fault(const Config& config, const DeviceFacts& device) {
+    if (config.num_stages < 2)
+        return "fewer than two pipeline stages fit into shared memory";
+    if (total_shared_bytes(config) > shared_bytes_limit(device, config.num_ctas_per_sm))
+        return "shared memory is exceeded";
+    for (const int splits :
+        {config.splits.routed_l1, config.splits.routed_l2, config.splits.shared_l1, config.splits.shared_l2})
+        if (splits < 1 || splits > kMaxSplits)
+            return "a split count is out of range";
+    if (config.routed_tile.num_tokens < plan::kMinTokenTile || config.routed_tile.num_tokens > plan::kMaxTokenTile)
+        return "the routed token tile is out of range";
+    if (config.has_shared() && config.shared_tile.num_tokens < plan::kMinSharedTokenTile)
+        return "the shared token tile is out of range";
+    return nullptr;
+}
+
+} // namespace deep_gemm_k3::heuristics

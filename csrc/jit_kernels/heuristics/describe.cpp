@@ -1,0 +1,223 @@
+#include "describe.hpp"
+
+#include "deep_gemm_k3/plan/workspace.cuh"
+#include "shared_memory.hpp"
+
+#include <array>
+#include <stdexcept>
+
+namespace deep_gemm_k3::heuristics {
+
+namespace {
+
+using json::Object;
+using json::Value;
+
+struct Named {
+    const char* name;
+    int value;
+};
+constexpr Named kTargets[] = {{"sm_90a", 90}, {"sm_100a", 100}, {"sm_100f", 100}};
+constexpr Named kActivations[] = {{"swiglu", 0}, {"situ", 1}};
+constexpr Named kSharedOutputs[] = {{"none", 0}, {"dense", 1}, {"hidden_sharded", 2}, {"token_owner", 3}};
+
+template <size_t N>
+int value_of(const Named (&table)[N], const char* what, std::string_view name) {
+    std::string wanted;
+    for (const Named& entry : table) {
+        if (entry.name == name)
+            return entry.value;
+        wanted += (wanted.empty() ? "" : " or ") + std::string(entry.name);
+    }
+    throw std::runtime_error(std::string(what) + ": wanted " + wanted + ", given " + std::string(name));
+}
+
+template <size_t N>
+const char* name_of(const Named (&table)[N], int value) {
+    for (const Named& entry : table)
+        if (entry.value == value)
+            return entry.name;
+    return "?";
+}
+
+constexpr const char* kComponentNames[] = {"control", "input_x", "input_scales", "input_topk_idx", "input_topk_weights",
+    "metadata", "low_latency_rows", "rows", "row_flags", "partials", "pool_x", "pool_row_info", "pool_intermediate",
+    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters"};
+static_assert(std::size(kComponentNames) == plan::kNumComponents);
+
+const char* boolean(bool value) {
+    return value ? "true" : "false";
+}
+
+// Collects `.name = value` lines.
+class Literal {
+  public:
+    explicit Literal(int indent) : indent_(indent, ' ') {}
+    Literal& field(const char* name, const std::string& value) {
+        text_ += indent_ + "." + name + " = " + value + ",\n";
+        return *this;
+    }
+    Literal& field(const char* name, int value) { return field(name, std::to_string(value)); }
+    Literal& field(const char* name, bool value) { return field(name, std::string(boolean(value))); }
+    const std::string& text() const { return text_; }
+
+  private:
+    std::string indent_;
+    std::string text_;
+};
+
+std::string braced(const Literal& literal, int indent) {
+    return "{\n" + literal.text() + std::string(indent, ' ') + "}";
+}
+
+std::string tile_literal(const TileShape& tile) {
+    return "{.num_rows = " + std::to_string(tile.num_rows) + ", .num_tokens = " + std::to_string(tile.num_tokens) +
+           ", .num_k = " + std::to_string(tile.num_k) + "}";
+}
+
+Value tile_json(const TileShape& tile) {
+    return Object{{"num_rows", tile.num_rows}, {"num_tokens", tile.num_tokens}, {"num_k", tile.num_k}};
+}
+
+Value shape_json(const BufferShape& s) {
+    return Object{{"num_ranks", s.num_ranks}, {"num_experts", s.num_experts}, {"num_topk", s.num_topk},
+        {"num_max_tokens", s.num_max_tokens}, {"num_max_shared_tokens", s.num_max_shared_tokens}, {"hidden", s.hidden},
+        {"intermediate", s.intermediate}, {"shared_intermediate", s.shared_intermediate}};
+}
+
+constexpr const char* kArchitectureNames[] = {
+    "deep_gemm_k3::Architecture::kSM90", "deep_gemm_k3::Architecture::kSM100"};
+constexpr const char* kActivationLiterals[] = {"deep_gemm_k3::Activation::kSwiGLU", "deep_gemm_k3::Activation::kSiTU"};
+constexpr const char* kSharedOutputLiterals[] = {"deep_gemm_k3::SharedOutput::kNone",
+    "deep_gemm_k3::SharedOutput::kDense", "deep_gemm_k3::SharedOutput::kHiddenSharded",
+    "deep_gemm_k3::SharedOutput::kTokenOwner"};
+
+} // namespace
+
+const char* target_name(Architecture arch) {
+    return name_of(kTargets, static_cast<int>(arch));
+}
+Architecture architecture_of(std::string_view target) {
+    return static_cast<Architecture>(value_of(kTargets, "target", target));
+}
+const char* activation_name(Activation activation) {
+    return name_of(kActivations, static_cast<int>(activation));
+}
+const char* shared_output_name(SharedOutput output) {
+    return name_of(kSharedOutputs, static_cast<int>(output));
+}
+
+std::string config_literal(const Config& c) {
+    const BufferShape& s = c.shape;
+    Literal shape(8);
+    shape.field("num_ranks", s.num_ranks)
+        .field("num_experts", s.num_experts)
+        .field("num_topk", s.num_topk)
+        .field("num_max_tokens", s.num_max_tokens)
+        .field("num_max_shared_tokens", s.num_max_shared_tokens)
+        .field("hidden", s.hidden)
+        .field("intermediate", s.intermediate)
+        .field("shared_intermediate", s.shared_intermediate);
+    Literal splits(8);
+    splits.field("routed_l1", c.splits.routed_l1)
+        .field("routed_l2", c.splits.routed_l2)
+        .field("shared_l1", c.splits.shared_l1)
+        .field("shared_l2", c.splits.shared_l2);
+    Literal config(4);
+    config.field("arch", std::string(kArchitectureNames[c.arch == Architecture::kSM100]))
+        .field("shape", braced(shape, 4))
+        .field("shared_hidden", c.shared_hidden)
+        .field("activation", std::string(kActivationLiterals[static_cast<int>(c.activation)]))
+        .field("shared_output", std::string(kSharedOutputLiterals[static_cast<int>(c.shared_output)]))
+        .field("has_clamp", c.has_clamp)
+        .field("fast_math", c.fast_math)
+        .field("has_rms_norm", c.has_rms_norm)
+        .field("has_statistics", c.has_statistics)
+        .field("routed_tile", tile_literal(c.routed_tile))
+        .field("shared_tile", tile_literal(c.shared_tile))
+        .field("splits", braced(splits, 4))
+        .field("num_stages", c.num_stages)
+        .field("num_math_warpgroups", c.num_math_warpgroups)
+        .field("num_threads", c.num_threads)
+        .field("num_ctas_per_sm", c.num_ctas_per_sm);
+    return "deep_gemm_k3::Config" + braced(config, 0);
+}
+
+json::Value config_json(const Config& c) {
+    return Object{{"arch", target_name(c.arch)}, {"shape", shape_json(c.shape)}, {"shared_hidden", c.shared_hidden},
+        {"activation", activation_name(c.activation)}, {"shared_output", shared_output_name(c.shared_output)},
+        {"has_clamp", c.has_clamp}, {"fast_math", c.fast_math}, {"has_rms_norm", c.has_rms_norm},
+        {"has_statistics", c.has_statistics}, {"routed_tile", tile_json(c.routed_tile)},
+        {"shared_tile", tile_json(c.shared_tile)},
+        {"splits", Object{{"routed_l1", c.splits.routed_l1}, {"routed_l2", c.splits.routed_l2},
+                       {"shared_l1", c.splits.shared_l1}, {"shared_l2", c.splits.shared_l2}}},
+        {"num_stages", c.num_stages}, {"num_math_warpgroups", c.num_math_warpgroups}, {"num_threads", c.num_threads},
+        {"num_ctas_per_sm", c.num_ctas_per_sm}};
+}
+
+BufferShape shape_from_json(const json::Value& given) {
+    const int max_tokens = align_up(given.int_at("num_max_tokens_per_rank"), kTokenAlignment);
+    const int shared_intermediate = given.int_or("shared_intermediate_hidden", 0);
+    return {.num_ranks = given.int_at("num_ranks"),
+        .num_experts = given.int_at("num_experts"),
+        .num_topk = given.int_at("num_topk"),
+        .num_max_tokens = max_tokens,
+        .num_max_shared_tokens = given.int_or("num_max_shared_tokens", shared_intermediate > 0 ? max_tokens : 0),
+        .hidden = given.int_at("hidden"),
+        .intermediate = given.int_at("intermediate_hidden"),
+        .shared_intermediate = shared_intermediate};
+}
+
+Problem problem_from_json(const json::Value& given) {
+    const auto output =
+        static_cast<SharedOutput>(value_of(kSharedOutputs, "shared_output", given.string_or("shared_output", "none")));
+    const bool has_shared = output != SharedOutput::kNone;
+    return {.shape = shape_from_json(given),
+        .num_tokens = given.int_or("num_tokens", 0),
+        .num_shared_tokens = has_shared ? given.int_or("num_shared_tokens", given.int_or("num_tokens", 0)) : 0,
+        .shared_hidden = has_shared ? given.int_at("shared_hidden") : 0,
+        .activation = static_cast<Activation>(
+            value_of(kActivations, "activation", given.string_or("activation", has_shared ? "situ" : "swiglu"))),
+        .shared_output = output,
+        .has_clamp = given.bool_or("has_clamp", false),
+        .fast_math = given.bool_or("fast_math", true),
+        .has_rms_norm = given.bool_or("has_rms_norm", has_shared),
+        .has_statistics = given.bool_or("has_statistics", false),
+        .batch_invariant = given.bool_or("batch_invariant", false)};
+}
+
+DeviceFacts device_from_json(const json::Value& given) {
+    DeviceFacts device = default_device(architecture_of(given.string_or("target", "sm_90a")));
+    device.num_sms = given.int_or("num_sms", device.num_sms);
+    device.shared_bytes_per_block = given.int_or("shared_bytes_per_block", device.shared_bytes_per_block);
+    device.shared_bytes_per_sm = given.int_or("shared_bytes_per_sm", device.shared_bytes_per_sm);
+    if (device.num_sms < 1)
+        throw std::runtime_error("num_sms: wanted at least 1, given " + std::to_string(device.num_sms));
+    return device;
+}
+
+json::Value byte_table(const BufferShape& shape) {
+    json::Array rows;
+    for (int i = 0; i < plan::kNumComponents; ++i) {
+        const auto component = static_cast<plan::Component>(i);
+        rows.push_back(Object{{"name", kComponentNames[i]}, {"offset", plan::component_offset(shape, component)},
+            {"bytes", plan::component_bytes(shape, component)}});
+    }
+    return Object{
+        {"shape", shape_json(shape)}, {"components", std::move(rows)}, {"total_bytes", plan::total_bytes(shape)}};
+}
+
+json::Value explain(const Problem& problem, const DeviceFacts& device) {
+    const Config config = choose_config(problem, device);
+    const char* fault = config_fault(config, device);
+    return Object{{"config", config_json(config)}, {"literal", config_literal(config)},
+        {"target", target_name(config.arch)}, {"num_sms", device.num_sms},
+        {"grid", device.num_sms * config.num_ctas_per_sm}, {"num_tokens", problem.num_tokens},
+        {"num_shared_tokens", problem.num_shared_tokens}, {"batch_invariant", problem.batch_invariant},
+        {"expected_tokens_per_expert", expected_tokens_per_expert(problem)},
+        {"shared_memory", Object{{"bytes_per_stage", stage_bytes(config)},
+                              {"bytes_per_cta", total_shared_bytes(config)}, {"limit", device.shared_bytes_per_block}}},
+        {"fault", fault ? Value(fault) : Value()}, {"buffer", byte_table(config.shape)}};
+}
+
+} // namespace deep_gemm_k3::heuristics

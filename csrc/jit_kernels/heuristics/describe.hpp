@@ -1,0 +1,32 @@
+// Configs and plans as text: the JIT's source literal, JSON for tools, lines for people.
+#pragma once
+
+#include "config.hpp"
+#include "utils/json.hpp"
+
+#include <string>
+
+namespace deep_gemm_k3::heuristics {
+
+// A C++20 expression with every field named.
+std::string config_literal(const Config& config);
+json::Value config_json(const Config& config);
+
+// Problem and device from the description that Python passes; unknown names are errors that name what is wanted.
+Problem problem_from_json(const json::Value& given);
+DeviceFacts device_from_json(const json::Value& given);
+BufferShape shape_from_json(const json::Value& given);
+
+constexpr int kTokenAlignment = 384; // num_max_tokens_per_rank is rounded up to a multiple
+
+const char* target_name(Architecture arch); // "sm_90a"
+Architecture architecture_of(std::string_view target);
+const char* activation_name(Activation activation);
+const char* shared_output_name(SharedOutput output);
+
+// One row per component of the symmetric buffer: name, offset, bytes.
+json::Value byte_table(const BufferShape& shape);
+// The whole plan of one call: config, shared memory, grid, expected work, byte table.
+json::Value explain(const Problem& problem, const DeviceFacts& device);
+
+} // namespace deep_gemm_k3::heuristics

@@ -1,0 +1,31 @@
+// What a plan is made from: the problem and the device, as plain values.
+#pragma once
+
+#include "deep_gemm_k3/config.cuh"
+
+namespace deep_gemm_k3::heuristics {
+
+struct DeviceFacts {
+    Architecture arch;
+    int num_sms;                // the rank's share of the device
+    int shared_bytes_per_block; // most that one CTA may use
+    int shared_bytes_per_sm;
+};
+
+// Everything a launch depends on. `signature` fields are compared between ranks; the two token counts are not among
+// them.
+struct Problem {
+    BufferShape shape;
+    int num_tokens;        // this rank's live routed rows
+    int num_shared_tokens; // rows of shared_x
+    int shared_hidden;     // 0: no shared expert
+    Activation activation;
+    SharedOutput shared_output;
+    bool has_clamp;
+    bool fast_math;
+    bool has_rms_norm;
+    bool has_statistics;
+    bool batch_invariant;
+};
+
+} // namespace deep_gemm_k3::heuristics
