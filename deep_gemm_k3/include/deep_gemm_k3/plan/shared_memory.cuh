@@ -5,6 +5,7 @@
 #pragma once
 #include "../config.cuh"
 #include "../types.cuh"
+#include "roles_memory.cuh"
 
 namespace deep_gemm_k3::plan {
 
@@ -51,10 +52,8 @@ DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
 constexpr int kNumSchedulerBarriers = 8;
 DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) { return (2 * c.num_stages + kNumSchedulerBarriers) * 8; }
 
-// ---- the roles' scratch: tokens received and first pool block of every local expert, and a line of flags
-DG_HOST_DEVICE constexpr int scheduler_bytes(const Config& c) {
-    return align_up((c.shape.num_local_experts() + 1) * 8, 16) + 256;
-}
+// ---- the other roles' memory, see plan/roles_memory.cuh
+DG_HOST_DEVICE constexpr int scheduler_bytes(const Config& c) { return roles_memory_bytes(c); }
 DG_HOST_DEVICE constexpr int combine_bytes(const Config& c) { return c.num_threads / 32 * 16; }
 
 struct SharedMemoryLayout {
@@ -73,7 +72,7 @@ DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c
     layout.staging = layout.stages + c.num_stages * stage_bytes(c);
     layout.scale_codes = layout.staging + c.num_math_warpgroups * staging_bytes_per_warpgroup(c);
     layout.barriers = align_up(layout.scale_codes + scale_code_bytes(c), 16);
-    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 16);
+    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 128);  // Context::roles
     layout.combine = align_up(layout.scheduler + scheduler_bytes(c), 16);
     layout.total = align_up(layout.combine + combine_bytes(c), 128);
     return layout;

@@ -1,0 +1,45 @@
+// Fences, named barriers and clocks. One wrapper = one instruction.
+#pragma once
+#include "../types.cuh"
+
+namespace deep_gemm_k3::ptx {
+
+// Named barriers of a CTA. 0 is __syncthreads.
+enum class NamedBarrier : int {
+    kMath = 1,       // all math warpgroups
+    kMathGroup0 = 2, // warpgroup 0; 3: warpgroup 1, ...
+    kMathGroup1 = 3,
+    kEngine0 = 4, // free for the engine and its epilogue
+    kEngine1 = 5,
+    kEngine2 = 6,
+    kEngine3 = 7,
+    kDispatch = 8,  // the dispatch warps
+    kTasksDone = 9, // math warpgroups arrive, the publishing warp waits
+};
+
+__device__ __forceinline__ void barrier_sync(NamedBarrier barrier, int num_threads) {
+    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(static_cast<int>(barrier)), "r"(num_threads) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(NamedBarrier barrier, int num_threads) {
+    asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(static_cast<int>(barrier)), "r"(num_threads) : "memory");
+}
+// Orders generic accesses to global memory before (after) later (earlier) bulk and tensor copies.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+__device__ __forceinline__ void fence_acq_rel_sys() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+__device__ __forceinline__ void fence_acq_rel_gpu() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+__device__ __forceinline__ uint64_t global_timer() {
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+    return t;
+}
+__device__ __forceinline__ void nanosleep(uint32_t ns) {
+    asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory");
+}
+
+} // namespace deep_gemm_k3::ptx

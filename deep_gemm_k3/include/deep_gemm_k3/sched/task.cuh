@@ -1,0 +1,218 @@
+// The list of tiles of one call. Every role of every CTA walks the same deterministic list; task i belongs to CTA
+// i mod grid. A task depends only on tasks that come earlier, so the static order cannot deadlock while all CTAs are
+// resident.
+//
+// Order: shared L1 | routed L1 | routed L2 | shared L2. Shared L1 needs no dispatch and comes first. Shared L2 comes
+// last: it hides the wait for the peers' partials, and it publishes only after every header of the call has been
+// checked.
+//   shared: row tile, token block, split (innermost);  routed: expert, row tile, token block of the expert, split.
+#pragma once
+#include "../config.cuh"
+#include "../plan/roles_memory.cuh"
+#include "../sync/wait.cuh"
+#include "../types.cuh"
+#include "context.cuh"
+
+namespace deep_gemm_k3::sched {
+
+enum class Phase : int { kSharedL1 = 0, kRoutedL1 = 1, kRoutedL2 = 2, kSharedL2 = 3 };
+constexpr int kNumPhases = 4;
+
+struct Task {
+    Phase phase;
+    int expert;           // local expert; 0 for shared phases
+    int block;            // pool block, or shared token block
+    int row_tile;         // tile of weight rows
+    int num_valid_tokens; // tokens of the block that exist, 1..tile tokens
+    int split;            // K split, 0..num_splits-1
+    int num_splits;       // of this phase in this call; 1: no partials
+    int split_task;       // index into kSplitPartials of this split; split_task - split names the tile's counter
+};
+
+DG_HOST_DEVICE constexpr bool is_shared(Phase phase) {
+    return phase == Phase::kSharedL1 || phase == Phase::kSharedL2;
+}
+DG_HOST_DEVICE constexpr bool is_l1(Phase phase) {
+    return phase == Phase::kSharedL1 || phase == Phase::kRoutedL1;
+}
+
+// Weight rows and K extent of a phase.
+DG_HOST_DEVICE constexpr int num_weight_rows(const Config& c, Phase phase) {
+    switch (phase) {
+    case Phase::kSharedL1:
+        return 2 * c.shape.shared_intermediate;
+    case Phase::kRoutedL1:
+        return 2 * c.shape.intermediate;
+    case Phase::kRoutedL2:
+        return c.shape.hidden;
+    default:
+        return c.shared_hidden;
+    }
+}
+DG_HOST_DEVICE constexpr int num_k_columns(const Config& c, Phase phase) {
+    switch (phase) {
+    case Phase::kSharedL1:
+        return c.shared_hidden;
+    case Phase::kRoutedL1:
+        return c.shape.hidden;
+    case Phase::kRoutedL2:
+        return c.shape.intermediate;
+    default:
+        return c.shape.shared_intermediate;
+    }
+}
+DG_HOST_DEVICE constexpr int num_row_tiles(const Config& c, Phase phase) {
+    return ceil_div(num_weight_rows(c, phase), is_shared(phase) ? c.shared_tile.num_rows : c.routed_tile.num_rows);
+}
+DG_HOST_DEVICE constexpr int planned_splits(const Config& c, Phase phase) {
+    switch (phase) {
+    case Phase::kSharedL1:
+        return c.splits.shared_l1;
+    case Phase::kRoutedL1:
+        return c.splits.routed_l1;
+    case Phase::kRoutedL2:
+        return c.splits.routed_l2;
+    default:
+        return c.splits.shared_l2;
+    }
+}
+
+// K stages [begin, end) of one split of a phase: contiguous, sizes differ by at most one stage.
+struct StageRange {
+    int begin;
+    int end;
+};
+DG_HOST_DEVICE constexpr StageRange split_stages(int num_stages, int split, int num_splits) {
+    return {num_stages * split / num_splits, num_stages * (split + 1) / num_splits};
+}
+
+// Splits of a phase in this call: the planned number if the partials of all its tiles fit into what the earlier phases
+// left of kSplitPartials, else none. Only routing decides, so every CTA finds the same.
+struct PhaseSplits {
+    int num_splits;
+    int first_split_task;
+};
+template <Config C>
+__device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_blocks, int num_pool_blocks) {
+    constexpr Phase order[kNumPhases] = {Phase::kSharedL1, Phase::kSharedL2, Phase::kRoutedL1, Phase::kRoutedL2};
+    constexpr bool shared_fits = C.shared_tile.num_rows * C.shared_tile.num_tokens <= plan::kMaxSplitTileElements;
+    constexpr bool routed_fits = C.routed_tile.num_rows * C.routed_tile.num_tokens <= plan::kMaxSplitTileElements;
+    int num_used = 0;
+#pragma unroll
+    for (int i = 0; i < kNumPhases; ++i) {
+        const bool shared = is_shared(order[i]);
+        const int64_t num_blocks = shared ? num_shared_blocks : num_pool_blocks;
+        const int planned = planned_splits(C, order[i]);
+        const int64_t wanted = num_blocks * num_row_tiles(C, order[i]) * planned;
+        const bool fits =
+            planned > 1 && (shared ? shared_fits : routed_fits) && num_used + wanted <= plan::kMaxSplitTasks;
+        if (order[i] == phase)
+            return {fits ? planned : 1, num_used};
+        num_used += fits ? static_cast<int>(wanted) : 0;
+    }
+    return {1, 0};
+}
+
+// Walks this CTA's tasks. Each role has its own copy; next() is called by whole warps or by single threads alike. It
+// waits for the expert list by itself, once, before the first task that needs it. After an abort that happened before
+// the list was complete it ends, for every role of the CTA alike.
+template <Config C>
+class TaskIterator {
+  public:
+    __device__ explicit TaskIterator(const Context& ctx)
+        : ctx_(ctx), index_(ctx.cta_idx), phase_(-1), num_tasks_(0), num_pool_blocks_(-1), expert_(0) {}
+
+    __device__ bool next(Task& task) {
+        while (index_ >= num_tasks_) {
+            index_ -= num_tasks_;
+            if (++phase_ >= kNumPhases)
+                return false;
+            if (phase_ > static_cast<int>(Phase::kSharedL1) && num_pool_blocks_ < 0 && !load_list()) {
+                phase_ = kNumPhases;
+                num_tasks_ = 0;
+                return false;
+            }
+            begin_phase();
+        }
+        if (is_shared(Phase(phase_)))
+            decode_shared(task);
+        else
+            decode_routed(task);
+        index_ += ctx_.num_ctas;
+        return true;
+    }
+
+  private:
+    __device__ __forceinline__ int num_shared_blocks() const {
+        return C.has_shared() ? ceil_div(ctx_.params.shared.num_tokens, C.shared_tile.num_tokens) : 0;
+    }
+    __device__ __forceinline__ const uint32_t* num_rows() const {
+        return reinterpret_cast<const uint32_t*>(ctx_.roles + plan::roles_memory::num_rows_offset(C));
+    }
+    __device__ __forceinline__ const uint32_t* first_block() const {
+        return reinterpret_cast<const uint32_t*>(ctx_.roles + plan::roles_memory::first_block_offset(C));
+    }
+
+    __device__ bool load_list() {
+        if (!sync::wait_list(ctx_))
+            return false;
+        num_pool_blocks_ = *reinterpret_cast<const int*>(ctx_.roles + plan::roles_memory::kNumBlocks);
+        return true;
+    }
+    __device__ void begin_phase() {
+        const Phase phase = Phase(phase_);
+        const int num_blocks = is_shared(phase) ? num_shared_blocks() : num_pool_blocks_;
+        splits_ = phase_splits<C>(phase, num_shared_blocks(), num_pool_blocks_);
+        num_tasks_ = num_blocks * num_row_tiles(C, phase) * splits_.num_splits;
+        expert_ = 0;
+    }
+    __device__ void fill_split(Task& task, int& index) const {
+        task.phase = Phase(phase_);
+        task.num_splits = splits_.num_splits;
+        task.split = index % splits_.num_splits;
+        task.split_task = splits_.first_split_task + index;
+        index /= splits_.num_splits;
+    }
+    __device__ void decode_shared(Task& task) const {
+        int index = index_;
+        fill_split(task, index);
+        const int num_blocks = num_shared_blocks();
+        task.expert = 0;
+        task.block = index % num_blocks;
+        task.row_tile = index / num_blocks;
+        task.num_valid_tokens =
+            min(C.shared_tile.num_tokens, ctx_.params.shared.num_tokens - task.block * C.shared_tile.num_tokens);
+    }
+    __device__ void decode_routed(Task& task) {
+        int index = index_;
+        fill_split(task, index);
+        const int num_tiles = num_row_tiles(C, Phase(phase_));
+        const int block = index / num_tiles; // lies in the right expert; the block inside it is found below
+        // Last expert whose first block is <= block. Experts are walked in ascending order, so it lies at expert_ or
+        // after.
+        int low = expert_, high = C.shape.num_local_experts();
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            (static_cast<int>(first_block()[middle]) <= block ? low : high) = middle;
+        }
+        expert_ = low;
+        const int begin = first_block()[low], num_blocks = static_cast<int>(first_block()[low + 1]) - begin;
+        index -= begin * num_tiles;
+        const int block_of_expert = index % num_blocks;
+        task.expert = low;
+        task.block = begin + block_of_expert;
+        task.row_tile = index / num_blocks;
+        task.num_valid_tokens = min(
+            C.routed_tile.num_tokens, static_cast<int>(num_rows()[low]) - block_of_expert * C.routed_tile.num_tokens);
+    }
+
+    const Context& ctx_;
+    int index_; // next task, relative to the current phase
+    int phase_;
+    int num_tasks_;       // of the current phase
+    int num_pool_blocks_; // -1 before the list is known
+    int expert_;          // expert of the last routed task
+    PhaseSplits splits_;
+};
+
+} // namespace deep_gemm_k3::sched

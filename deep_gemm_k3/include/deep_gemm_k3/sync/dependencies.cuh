@@ -1,0 +1,81 @@
+// Counters between the tasks of one rank. Each counter belongs to one pool block or shared token block and counts up to
+// a number that every CTA knows. Writers: every writing thread runs ptx::fence_proxy_async_global() after its generic
+// stores, the writers meet at a barrier, then one thread arrives (release). Readers: one thread waits (acquire) and
+// fences, then issues its bulk copies.
+//
+// Counters come in two copies, one per parity of the epoch. Call e counts in copy e & 1 and zeroes what call e - 1 used
+// of the other. That is safe because they are private to the rank: all of call e - 1 lies before this kernel in stream
+// order, all of call e + 1 after it, and no peer ever touches them.
+#pragma once
+#include "../plan/roles_memory.cuh"
+#include "../sched/task.cuh"
+#include "wait.cuh"
+
+namespace deep_gemm_k3::sync {
+
+enum class BlockCounter : int { kGathered = 0, kL1Done = 1 };
+
+template <Config C>
+__device__ __forceinline__ uint8_t* block_counter(
+    const sched::Context& ctx, uint32_t parity, BlockCounter which, int block) {
+    constexpr uint64_t num_blocks = plan::num_max_pool_blocks(C.shape);
+    return sched::component<C>(ctx, plan::Component::kBlockCounters) +
+           ((parity * 2 + static_cast<int>(which)) * num_blocks + block) * 4;
+}
+template <Config C>
+__device__ __forceinline__ uint8_t* shared_counter(const sched::Context& ctx, uint32_t parity, int block) {
+    constexpr uint64_t num_blocks = ceil_div(plan::num_shared_rows(C.shape), uint64_t(plan::kMinSharedTokenTile));
+    return sched::component<C>(ctx, plan::Component::kSharedCounters) + (parity * num_blocks + block) * 4;
+}
+template <Config C>
+__device__ __forceinline__ uint8_t* split_counter(const sched::Context& ctx, uint32_t parity, int split_task) {
+    return sched::component<C>(ctx, plan::Component::kSplitCounters) +
+           (parity * uint64_t(plan::kMaxSplitTasks) + split_task) * 4;
+}
+
+__device__ __forceinline__ void wait_counter(
+    const sched::Context& ctx, const uint8_t* counter, uint32_t wanted, What what, uint32_t index) {
+    wait_until(ctx, {Role::kProducer, what, index}, wanted, [&](uint32_t& seen) {
+        seen = ptx::load_acquire_gpu(counter);
+        return seen == wanted;
+    });
+    ptx::fence_proxy_async_global();
+}
+
+// ---- called by the one thread that issues the copies, before the first copy of a task's tokens
+template <Config C>
+__device__ __forceinline__ void wait_block_gathered(const sched::Context& ctx, const sched::Task& task) {
+    const uint32_t parts = *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts);
+    wait_counter(ctx, block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
+        task.num_valid_tokens * parts, What::kBlockGathered, task.block);
+}
+template <Config C>
+__device__ __forceinline__ void wait_block_l1_done(const sched::Context& ctx, const sched::Task& task) {
+    wait_counter(ctx, block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block),
+        sched::num_row_tiles(C, sched::Phase::kRoutedL1), What::kBlockL1, task.block);
+}
+template <Config C>
+__device__ __forceinline__ void wait_shared_l1_done(const sched::Context& ctx, const sched::Task& task) {
+    wait_counter(ctx, shared_counter<C>(ctx, ctx.parity, task.block), sched::num_row_tiles(C, sched::Phase::kSharedL1),
+        What::kSharedL1, task.block);
+}
+
+// ---- called by one thread, once per finished tile, after all writers have fenced and met at a barrier
+template <Config C>
+__device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block) {
+    ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), 1);
+}
+template <Config C>
+__device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx, int block) {
+    ptx::red_release_gpu_add(shared_counter<C>(ctx, ctx.parity, block), 1);
+}
+// Arrival of one split of a tile; true for the last one, which then owns all partials of the tile. The writers of the
+// partial met at a barrier before it; the result goes to the other threads through another barrier.
+template <Config C>
+__device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task) {
+    const uint32_t arrived =
+        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, ctx.parity, task.split_task - task.split), 1);
+    return static_cast<int>(arrived) == task.num_splits - 1;
+}
+
+} // namespace deep_gemm_k3::sync
