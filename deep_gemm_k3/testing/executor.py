@@ -66,3 +66,171 @@ this rank joins after it has combined.
 ``run`` returns nothing. It raises ``RuntimeError`` with a message for the caller; the host library then marks the buffer
 as aborted, which also wakes the peers that wait in a barrier.
 """
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from typing import Any
+
+import torch
+
+from . import oracle
+from .oracle import Options, RoutedInput
+
+_PREFIX = "fp8_fp4_mega_moe"
+_MODES = {f"{_PREFIX}": "routed", f"{_PREFIX}_bf16_shared": "dense"}
+_MODES |= {f"{_PREFIX}_bf16_shared_rs": "rs", f"{_PREFIX}_bf16_shared_sp_rs": "sp_rs"}
+
+_INPUTS_READY = 0
+_RESULTS_READY = 1
+_HEADER_WORDS = 16
+_TOKENS, _SHARED_TOKENS, _FAULT = range(3)
+_FAULTS = {
+    1: "shared_rs_flags[0]: wanted a generation that the workspace has",
+    2: "shared_rs_flags[2]: wanted the workspace's bytes per generation",
+    3: "shared_rs_peer_ptrs: wanted distinct addresses, none of them null, and this workspace's own in its place",
+}
+
+
+def tensor_at(address: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    """A tensor over memory of this process; no copy, no ownership. An empty one never reads ``address``."""
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def _tensors(record: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor_at(entry[0], getattr(torch, entry[1]), entry[2])
+        for name, entry in record["tensors"].items()
+        if entry is not None
+    }
+
+
+class _Call:
+    """One rank's view of one call: its own tensors and the regions of all ranks' symmetric buffers."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.mode = _MODES[record["entry"]]
+        self.handle, self.rank, self.num_ranks = record["handle"], record["rank"], record["num_ranks"]
+        self.problem, self.scalars, self.layout = record["problem"], record["scalars"], record["layout"]
+        self.peers = record["peers"]
+        self.tensors = _tensors(record)
+        self.options = Options(*(self.scalars.get(name) for name in Options.__dataclass_fields__))
+        self.experts = self.problem["num_experts"] // self.num_ranks
+
+    def region(self, rank: int, name: str, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+        return tensor_at(self.peers[rank] + self.layout[name], dtype, shape)
+
+    def header(self, rank: int) -> torch.Tensor:
+        return self.region(rank, "header", torch.int64, [_HEADER_WORDS])
+
+    def routed(self, rank: int, tokens: int) -> RoutedInput:
+        hidden, topk = self.problem["hidden"], self.problem["num_topk"]
+        return RoutedInput(
+            self.region(rank, "x", torch.float8_e4m3fn, [tokens, hidden]),
+            self.region(rank, "x_sf", torch.int32, [tokens, hidden // 128]),
+            self.region(rank, "topk_idx", torch.int64, [tokens, topk]),
+            self.region(rank, "topk_weights", torch.float32, [tokens, topk]),
+        )
+
+    def slots(self, rank: int, tokens: int) -> torch.Tensor:
+        shape = [tokens, self.problem["num_topk"], self.problem["hidden"]]
+        return self.region(rank, "combine", torch.bfloat16, shape)
+
+    def barrier(self, phase: int) -> None:
+        torch.ops.deep_gemm_k3.cpu_barrier(self.handle, phase)
+
+    # -------------------------------------------------------------------------------------------------- device-side checks
+    def own_fault(self) -> int:
+        """The number in ``_FAULTS`` of what is wrong with this rank's publication arguments; 0 when nothing is."""
+        if self.mode not in ("rs", "sp_rs"):
+            return 0
+        workspace, flags = self.tensors["shared_rs_workspace"], self.tensors["shared_rs_flags"]
+        pointers = self.tensors["shared_rs_peer_ptrs"].tolist()
+        if not 0 <= int(flags[0]) < workspace.size(0):
+            return 1
+        if int(flags[2]) != workspace[0].numel() * workspace.element_size():
+            return 2
+        if 0 in pointers or len(set(pointers)) != len(pointers) or pointers[self.rank] != workspace.data_ptr():
+            return 3
+        return 0
+
+    def write_header(self) -> None:
+        header = self.header(self.rank)
+        header[_TOKENS], header[_SHARED_TOKENS] = self.scalars["num_tokens"], self.scalars["num_shared_tokens"]
+        header[_FAULT] = self.own_fault()
+
+    def check_world(self, headers: list[list[int]], sources: list[RoutedInput]) -> None:
+        """Raise what any rank finds wrong; every rank looks at the same data and raises the same."""
+        for rank, header in enumerate(headers):
+            if header[_FAULT]:
+                raise RuntimeError(f"rank {rank}: {_FAULTS[header[_FAULT]]}")
+            if self.mode in ("rs", "sp_rs") and header[_SHARED_TOKENS] != headers[0][_SHARED_TOKENS]:
+                raise RuntimeError(
+                    f"num_shared_tokens: wanted one number on all ranks, given {headers[0][_SHARED_TOKENS]} on rank 0 "
+                    f"and {header[_SHARED_TOKENS]} on rank {rank}"
+                )
+        experts = self.problem["num_experts"]
+        for rank, source in enumerate(sources):
+            bad = (source.topk_idx < -1) | (source.topk_idx >= experts)
+            if bool(bad.any()):
+                token, slot = bad.nonzero()[0].tolist()
+                raise RuntimeError(
+                    f"topk_idx on rank {rank}, token {token}, slot {slot}: wanted -1 or an expert below {experts}, "
+                    f"given {int(source.topk_idx[token, slot])}"
+                )
+
+    # ----------------------------------------------------------------------------------------------------------- the work
+    def run_shared(self) -> None:
+        if self.mode == "routed":
+            return
+        t = self.tensors
+        result = oracle.shared_expert(t["shared_x"], t["shared_l1_weights"], t["shared_l2_weights"], self.options)
+        if self.mode == "dense":
+            t["shared_y"].copy_(result)
+            return
+        workspace, flags = t["shared_rs_workspace"], t["shared_rs_flags"]
+        offset = int(flags[0]) * int(flags[2])
+        generations = [
+            tensor_at(pointer + offset, torch.bfloat16, list(workspace.shape[1:]))
+            for pointer in t["shared_rs_peer_ptrs"].tolist()
+        ]
+        (oracle.publish_rs if self.mode == "rs" else oracle.publish_sp_rs)(result, generations, self.rank)
+
+    def run_routed(self, sources: list[RoutedInput], partials: list[torch.Tensor]) -> None:
+        t = self.tensors
+        weights = (t["l1_weights"], t["l1_weights_sf"]), (t["l2_weights"], t["l2_weights_sf"])
+        counts = oracle.run_local_experts(sources, weights, self.rank * self.experts, self.options, partials)
+        stats = t.get("cumulative_local_expert_recv_stats")
+        if stats is not None:
+            stats += counts
+
+    def finish(self, source: RoutedInput, partials: torch.Tensor) -> None:
+        y = oracle.combine(partials, source.topk_idx)
+        if self.mode != "routed":
+            y = oracle.rms_norm(y, self.tensors["rms_weight"], self.scalars["rms_epsilon"])
+        self.tensors["y"].copy_(y)
+
+
+def run(launch_json: str) -> None:
+    """Execute this rank's part of the call that ``launch_json`` describes; returns when its outputs are complete.
+
+    Collective: all ranks of the buffer are in it at the same time. Raises ``RuntimeError`` as the module's head says.
+    """
+    call = _Call(json.loads(launch_json))
+    call.write_header()
+    call.barrier(_INPUTS_READY)
+    headers = [call.header(rank).tolist() for rank in range(call.num_ranks)]
+    sources = [call.routed(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
+    call.check_world(headers, sources)
+    partials = [call.slots(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
+    with torch.no_grad():
+        call.run_shared()
+        call.run_routed(sources, partials)
+        call.barrier(_RESULTS_READY)
+        call.finish(sources[call.rank], partials[call.rank])
