@@ -23,6 +23,13 @@ std::atomic<FaultText> fault_text{nullptr};
 std::atomic<void (*)(Buffer&, const std::string&)> device_abort_peers{nullptr};
 std::atomic<std::string (*)(Buffer&)> device_abort_report{nullptr};
 
+} // namespace
+
+uint64_t thread_id() {
+    static thread_local const uint64_t id = static_cast<uint64_t>(syscall(SYS_gettid));
+    return id;
+}
+
 BufferSpec parse_spec(const std::string& json) {
     const FlatJson given = FlatJson::parse(json);
     const auto number = [&](const char* name) { return static_cast<int>(given.integer(name)); };
@@ -35,22 +42,15 @@ BufferSpec parse_spec(const std::string& json) {
     spec.shape.hidden = number("hidden");
     spec.shape.intermediate = number("intermediate_hidden");
     spec.shape.shared_intermediate = number("shared_intermediate_hidden");
-    spec.rank = number("rank");
-    spec.num_sms = number("num_sms");
-    spec.timeout_ns = static_cast<uint64_t>(given.integer("timeout_ns"));
-    spec.target = given.text("target");
-    spec.device = given.text("device");
+    spec.rank = static_cast<int>(given.integer("rank", 0));
+    spec.num_sms = static_cast<int>(given.integer("num_sms", 0));
+    spec.timeout_ns = static_cast<uint64_t>(given.integer("timeout_ns", 0));
+    spec.target = given.text("target", "");
+    spec.device = given.text("device", "cpu");
     spec.device_index = static_cast<int>(given.integer("device_index", 0));
-    spec.activation = given.text("activation");
+    spec.activation = given.text("activation", "swiglu");
     spec.owner = static_cast<uint64_t>(given.integer("owner", 0));
     return spec;
-}
-
-} // namespace
-
-uint64_t thread_id() {
-    static thread_local const uint64_t id = static_cast<uint64_t>(syscall(SYS_gettid));
-    return id;
 }
 
 void set_device_hooks(const DeviceHooks& hooks) {
@@ -152,6 +152,11 @@ void abort_peers(Buffer& buffer, const std::string& message) {
         hook(buffer, message);
     }
     buffer.poison("rank " + std::to_string(buffer.spec.rank) + ": " + message);
+}
+
+void refuse_call(Buffer& buffer, const std::string& message) {
+    if (buffer.spec.shape.num_ranks > 1)
+        abort_peers(buffer, message);
 }
 
 std::string abort_report(Buffer& buffer) {

@@ -65,6 +65,7 @@ void set_device_hooks(const DeviceHooks& hooks);
 using FaultText = std::string (*)(uint32_t code, uint32_t where, uint32_t index, uint32_t wanted, uint32_t seen);
 void set_fault_text(FaultText function);
 
+BufferSpec parse_spec(const std::string& spec_json);
 int64_t create_buffer(const std::string& spec_json, const std::vector<int64_t>& bases);
 void destroy_buffer(int64_t handle);
 // One array access and one atomic load; throws when the handle is not alive.
@@ -75,6 +76,9 @@ Buffer& use_buffer(int64_t handle);
 // End all waits of all ranks with `message`, and refuse work on this buffer. For a rank that cannot take part in a call
 // that its peers may already be in.
 void abort_peers(Buffer& buffer, const std::string& message);
+// What a call does that finds an error in its arguments: peers may already be in theirs, so they are aborted. A buffer
+// of one rank stays usable.
+void refuse_call(Buffer& buffer, const std::string& message);
 // What aborted this buffer, or an empty string.
 std::string abort_report(Buffer& buffer);
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,9 @@ def rank_list(ranks: tuple[int, ...]) -> str:
 
 
 class Group(ABC):
-    """One rank's view of a group of ranks."""
+    """One rank's view of a group of ranks. `timeout_s` limits every wait that names no limit of its own."""
+
+    timeout_s = DEFAULT_TIMEOUT_S
 
     def __init__(self, rank: int, size: int) -> None:
         if not 0 <= rank < size:
@@ -88,16 +90,29 @@ class Group(ABC):
     def check_thread(self) -> None:
         """Raise `WrongThread` when the calling thread may not act for this rank."""
 
-    def all_gather(self, obj: Any, tag: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
-        """Give every rank's `obj`, in rank order. Ranks in one process share objects, others receive copies."""
-        self.check_thread()
-        limit = check_timeout(timeout_s)
-        with self._turn():
-            return [record.payload for record in self._exchange(Record(tag, obj), limit)]
+    @abstractmethod
+    def channel(self, name: str) -> Group:
+        """The same ranks with a sequence of exchanges of their own, for one purpose that all ranks name alike."""
 
-    def barrier(self, tag: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    @abstractmethod
+    def close(self) -> None:
+        """This rank will not use the group, or channel, again. Not a collective."""
+
+    def all_gather(
+        self, obj: Any, tag: str, timeout_s: float | None = None, poll: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Give every rank's `obj`, in rank order. Ranks in one process share objects, others receive copies.
+
+        `poll` is called now and then while waiting; what it raises ends the wait.
+        """
+        self.check_thread()
+        limit = check_timeout(self.timeout_s if timeout_s is None else timeout_s)
+        with self._turn():
+            return [record.payload for record in self._exchange(Record(tag, obj), limit, poll)]
+
+    def barrier(self, tag: str, timeout_s: float | None = None, poll: Callable[[], None] | None = None) -> None:
         """Return when every rank has come here."""
-        self.all_gather(None, tag, timeout_s)
+        self.all_gather(None, tag, timeout_s, poll)
 
     def refuse(self, message: str) -> None:
         """Take part in the next exchange by giving up: peers that wait in it, or come to it, raise at once."""
@@ -107,13 +122,13 @@ class Group(ABC):
             self._post(seq, Record("refusal", refusal=message))
             self._finish(seq, complete=False)
 
-    def _exchange(self, record: Record, timeout_s: float) -> list[Record]:
+    def _exchange(self, record: Record, timeout_s: float, poll: Callable[[], None] | None) -> list[Record]:
         seq = self._begin()
         complete = False
         try:
             self._post(seq, record)
             started = time.monotonic()
-            seen = self._wait(seq, started + timeout_s)
+            seen = self._wait(seq, started + timeout_s, poll)
             refused = sorted(r for r, peer in seen.items() if peer.refusal is not None)
             if refused:
                 reason = seen[refused[0]].refusal
@@ -149,7 +164,7 @@ class Group(ABC):
         """Show this rank's record to all ranks, replacing an earlier one of the same exchange."""
 
     @abstractmethod
-    def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+    def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         """The records present when all have come, when one is a refusal, or at the deadline."""
 
     @abstractmethod
@@ -168,6 +183,12 @@ class SingleRank(Group):
     def check_thread(self) -> None:
         """Any thread may act for the only rank."""
 
+    def channel(self, name: str) -> SingleRank:
+        return SingleRank()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _turn(self) -> threading.Lock:
         return self._lock
 
@@ -177,7 +198,7 @@ class SingleRank(Group):
     def _post(self, seq: int, record: Record) -> None:
         self._record = record
 
-    def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+    def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         assert self._record is not None
         return {0: self._record}
 
@@ -185,17 +206,16 @@ class SingleRank(Group):
         self._record = None
 
 
-def all_equal(group: Group, fields: Mapping[str, Any], tag: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Raise `GroupMismatch` on every rank unless all ranks pass the same fields; it names field and both values."""
-    gathered = group.all_gather(dict(fields), tag, timeout_s)
-    names = dict.fromkeys(name for values in gathered for name in values)
-    for name in names:
-        first = gathered[0].get(name, "nothing")
-        for rank, values in enumerate(gathered):
-            if values.get(name, "nothing") != first:
+def check_equal(gathered: list[Mapping[str, Any]], tag: str) -> None:
+    """Raise `GroupMismatch`, naming field and both values, unless all ranks' fields are equal."""
+    absent = "nothing"
+    for name in dict.fromkeys(name for fields in gathered for name in fields):
+        first = gathered[0].get(name, absent)
+        for rank, fields in enumerate(gathered):
+            given = fields.get(name, absent)
+            if given != first:
                 raise GroupMismatch(
-                    f"{tag}: {name} must be equal on all ranks, rank 0 gave {first!r}, "
-                    f"rank {rank} gave {values.get(name, 'nothing')!r}",
+                    f"{tag}: {name} must be equal on all ranks, rank 0 gave {first!r}, rank {rank} gave {given!r}",
                     (rank,),
                 )
 

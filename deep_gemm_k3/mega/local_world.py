@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from .group import Group, GroupError, GroupTimeout, Record, WrongThread, check_timeout, rank_list
 
+# How often a wait looks at what its caller wants looked at.
+_POLL_S = 0.02
 # How long the other ranks may finish on their own after one has failed, before waits in their buffers are aborted.
 _GRACE_S = 0.5
 
@@ -22,39 +24,20 @@ class Abortable(Protocol):
     def abort_peers(self, message: str) -> None: ...
 
 
-class _Board:
-    """The records of all exchanges in flight, under one condition variable."""
+class _World:
+    """What the ranks of a local world share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changed = threading.Condition()
-        self.records: dict[int, dict[int, Record]] = {}
-        self.left: dict[int, int] = {}
-        self.next_seq = [0] * size
+        self.changed = threading.Condition(threading.RLock())
         self.failed: dict[int, str] = {}
         self.owners: list[threading.Thread | None] = [None] * size
+        self.boards: dict[str, _Board] = {}
+        self.watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def post(self, seq: int, rank: int, record: Record) -> None:
+    def board(self, name: str) -> _Board:
         with self.changed:
-            self.records.setdefault(seq, {})[rank] = record
-            self.changed.notify_all()
-
-    def wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
-        with self.changed:
-            while True:
-                seen = dict(self.records[seq])
-                for rank, reason in self.failed.items():
-                    seen.setdefault(rank, Record("failed", refusal=reason))
-                remaining = deadline - time.monotonic()
-                if len(seen) == self.size or any(r.refusal is not None for r in seen.values()) or remaining <= 0:
-                    return seen
-                self.changed.wait(remaining)
-
-    def finish(self, seq: int) -> None:
-        with self.changed:
-            self.left[seq] = self.left.get(seq, 0) + 1
-            if self.left[seq] == self.size:
-                del self.left[seq], self.records[seq]
+            return self.boards.setdefault(name, _Board(self, name))
 
     def fail(self, rank: int, reason: str) -> None:
         with self.changed:
@@ -64,25 +47,23 @@ class _Board:
     def restart(self) -> None:
         """Forget exchanges that a failed run left behind. Legal while no rank is in one."""
         with self.changed:
-            self.records.clear()
-            self.left.clear()
             self.failed.clear()
-            self.next_seq = [max(self.next_seq)] * self.size
+            for board in self.boards.values():
+                board.restart()
 
     def claim(self, rank: int) -> None:
         """Make the calling thread the owner of `rank`, or raise when that is another living thread."""
         me = threading.current_thread()
-        owner = self.owners[rank]
-        if owner is me:
+        if self.owners[rank] is me:
             return
         with self.changed:
             owner = self.owners[rank]
-            if owner is not None and owner is not me and owner.is_alive():
+            if owner is not None and owner.is_alive():
                 raise WrongThread(
                     f"thread: wanted {owner.name!r}, which owns rank {rank} of the local world, given {me.name!r}",
                     (rank,),
                 )
-            other = next((r for r, t in enumerate(self.owners) if t is me and r != rank), None)
+            other = next((r for r, thread in enumerate(self.owners) if thread is me), None)
             if other is not None:
                 raise WrongThread(
                     f"thread: wanted one thread per rank, given {me.name!r} for rank {rank}, which already owns rank "
@@ -92,24 +73,80 @@ class _Board:
             self.owners[rank] = me
 
 
+class _Board:
+    """One sequence of exchanges: the records of those in flight."""
+
+    def __init__(self, world: _World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.records: dict[int, dict[int, Record]] = {}
+        self.left: dict[int, int] = {}
+        self.next_seq = [0] * world.size
+        self.closed: set[int] = set()
+
+    def post(self, seq: int, rank: int, record: Record) -> None:
+        with self.world.changed:
+            self.records.setdefault(seq, {})[rank] = record
+            self.world.changed.notify_all()
+
+    def wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
+        world = self.world
+        with world.changed:
+            while True:
+                if poll is not None:
+                    poll()
+                seen = dict(self.records[seq])
+                for rank, reason in world.failed.items():
+                    seen.setdefault(rank, Record("failed", refusal=reason))
+                remaining = deadline - time.monotonic()
+                if len(seen) == world.size or any(r.refusal is not None for r in seen.values()) or remaining <= 0:
+                    return seen
+                world.changed.wait(remaining if poll is None else min(remaining, _POLL_S))
+
+    def finish(self, seq: int) -> None:
+        with self.world.changed:
+            self.left[seq] = self.left.get(seq, 0) + 1
+            if self.left[seq] == self.world.size:
+                del self.left[seq], self.records[seq]
+
+    def restart(self) -> None:
+        self.records.clear()
+        self.left.clear()
+        self.next_seq = [max(self.next_seq)] * self.world.size
+
+    def close(self, rank: int) -> None:
+        with self.world.changed:
+            self.closed.add(rank)
+            if len(self.closed) == self.world.size:
+                self.world.boards.pop(self.name, None)
+
+
 class LocalRank(Group):
     """One rank of a `LocalWorld`. The first thread that uses it owns it."""
 
-    def __init__(self, board: _Board, rank: int, watched: weakref.WeakSet[Any]) -> None:
-        super().__init__(rank, board.size)
-        self._board = board
+    def __init__(self, world: _World, rank: int, name: str = "") -> None:
+        super().__init__(rank, world.size)
+        self._world = world
+        self._board = world.board(name)
         self._lock = threading.Lock()
-        self._watched = watched
 
     def __repr__(self) -> str:
         return f"LocalRank({self.rank} of {self.size})"
 
     def check_thread(self) -> None:
-        self._board.claim(self.rank)
+        self._world.claim(self.rank)
+
+    def channel(self, name: str) -> LocalRank:
+        channel = LocalRank(self._world, self.rank, f"{self._board.name}/{name}")
+        channel.timeout_s = self.timeout_s
+        return channel
+
+    def close(self) -> None:
+        self._board.close(self.rank)
 
     def watch(self, buffer: Abortable) -> None:
         """Have the waits of `buffer` aborted when a rank fails and strands its peers. Holds no reference."""
-        self._watched.add(buffer)
+        self._world.watched.add(buffer)
 
     def _turn(self) -> threading.Lock:
         return self._lock
@@ -122,8 +159,8 @@ class LocalRank(Group):
     def _post(self, seq: int, record: Record) -> None:
         self._board.post(seq, self.rank, record)
 
-    def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
-        return self._board.wait(seq, deadline)
+    def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
+        return self._board.wait(seq, deadline, poll)
 
     def _finish(self, seq: int, complete: bool) -> None:
         self._board.finish(seq)
@@ -151,9 +188,8 @@ class LocalWorld:
     def __init__(self, size: int) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"size: wanted a number of ranks of at least 1, given {size!r}")
-        self._board = _Board(size)
-        self._watched: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ranks = tuple(LocalRank(self._board, rank, self._watched) for rank in range(size))
+        self._world = _World(size)
+        self._ranks = tuple(LocalRank(self._world, rank) for rank in range(size))
         self._queues: list[queue.SimpleQueue[Any]] = []
         self._threads: list[threading.Thread] = []
         self._running = threading.Lock()
@@ -184,7 +220,7 @@ class LocalWorld:
             raise GroupError("local world: wanted one run at a time, given a second one while the first goes on")
         try:
             self._start_threads()
-            self._board.restart()
+            self._world.restart()
             order: list[BaseException] = []
             futures = [Future[Any]() for _ in self._ranks]
             for rank, future in enumerate(futures):
@@ -216,15 +252,15 @@ class LocalWorld:
     def _task(
         self, rank: int, future: Future[Any], order: list[BaseException], fn: Callable[..., Any], args: tuple[Any, ...]
     ) -> Callable[[], None]:
-        board, group = self._board, self._ranks[rank]
+        world, group = self._world, self._ranks[rank]
 
         def task() -> None:
             try:
-                board.claim(rank)
+                world.claim(rank)
                 result = fn(group, *args)
             except BaseException as error:  # handed to the caller of run, SystemExit and KeyboardInterrupt too
                 order.append(error)
-                board.fail(rank, f"it ended with {type(error).__name__}: {error}")
+                world.fail(rank, f"it ended with {type(error).__name__}: {error}")
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -240,8 +276,8 @@ class LocalWorld:
             reason = f"{type(order[0]).__name__}: {order[0]}" if order else f"the run passed its {limit:g} s"
             if not order:
                 for rank in running:
-                    self._board.fail(rank, f"it was still running after {limit:g} s")
-            for buffer in list(self._watched):
+                    self._world.fail(rank, f"it was still running after {limit:g} s")
+            for buffer in list(self._world.watched):
                 buffer.abort_peers(f"a rank of the local world failed: {reason}")
             wait(futures, timeout=max(_GRACE_S, min(30.0, deadline - time.monotonic())))
         stuck = tuple(rank for rank, future in enumerate(futures) if not future.done())

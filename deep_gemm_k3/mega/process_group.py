@@ -11,10 +11,10 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
 from .group import Group, GroupError, Record
 
@@ -23,26 +23,39 @@ _POLL_LAST_S = 0.02
 
 
 class _Channel:
-    """The exchange state of one process group in this process, shared by all adapters of it."""
+    """One sequence of exchanges of a process group in this process."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int, size: int, parent: _Channel | None = None) -> None:
         self.lock = threading.Lock()
         self.rank = rank
         self.size = size
         self._base = store
+        self._parent = parent
         self._store: Any = None
         self._seq = 0
         self._posted: list[int] = []
+        self._garbage: list[tuple[int, Any, str]] = []  # sequence number, store and key of closed channels' records
 
     @property
     def store(self) -> Any:
         """The store below a prefix that also counts set-ups of a group of this name on a store that outlives them."""
+        if self._parent is not None:
+            return self._base
         if self._store is None:
-            from torch.distributed import PrefixStore
-
             life = self._base.add(f"deep_gemm_k3/opened/{self.rank}", 1)
-            self._store = PrefixStore(f"deep_gemm_k3/{life}", self._base)
+            self._store = dist.PrefixStore(f"deep_gemm_k3/{life}", self._base)
         return self._store
+
+    def child(self, name: str) -> _Channel:
+        return _Channel(dist.PrefixStore(name, self.store), self.rank, self.size, self)
+
+    def close(self) -> None:
+        """Leave this channel's last records to the parent: peers may still read them."""
+        parent = self._parent
+        if parent is None:
+            return
+        parent._garbage += [(parent._seq, self._base, f"{seq}/{self.rank}") for seq in self._posted]
+        self._posted.clear()
 
     def begin(self) -> int:
         self._seq += 1
@@ -55,7 +68,7 @@ class _Channel:
         if record.refusal is not None:
             self.store.set(f"{seq}/refused", str(self.rank))
 
-    def wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+    def wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         keys = [f"{seq}/{rank}" for rank in range(self.size)]
         pause = _POLL_FIRST_S
         while True:
@@ -63,6 +76,8 @@ class _Channel:
                 return {rank: self._read(key) for rank, key in enumerate(keys)}
             if self.store.check([f"{seq}/refused"]) or time.monotonic() >= deadline:
                 return {rank: self._read(key) for rank, key in enumerate(keys) if self.store.check([key])}
+            if poll is not None:
+                poll()
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, _POLL_LAST_S)
 
@@ -75,6 +90,10 @@ class _Channel:
             if self.rank == 0:
                 self.store.delete_key(f"{old}/refused")
             self._posted.remove(old)
+        # A peer that has posted here since has left the exchanges of a channel that this rank had closed before.
+        for old, store, key in [entry for entry in self._garbage if entry[0] < seq]:
+            store.delete_key(key)
+            self._garbage.remove((old, store, key))
 
     def _read(self, key: str) -> Record:
         record = pickle.loads(self.store.get(key))
@@ -101,10 +120,10 @@ def _channel_of(group: Any) -> _Channel:
 class ProcessGroupAdapter(Group):
     """One process of a torch process group, gloo or nccl."""
 
-    def __init__(self, process_group: Any) -> None:
+    def __init__(self, process_group: Any, channel: _Channel | None = None) -> None:
         super().__init__(process_group.rank(), process_group.size())
         self.process_group = process_group
-        self._channel = _channel_of(process_group)
+        self._channel = channel or _channel_of(process_group)
 
     def __repr__(self) -> str:
         return f"ProcessGroupAdapter({self.rank} of {self.size}, {self.process_group.group_name!r})"
@@ -120,6 +139,14 @@ class ProcessGroupAdapter(Group):
     def check_thread(self) -> None:
         """Any thread of the process may act for its rank; exchanges take turns."""
 
+    def channel(self, name: str) -> ProcessGroupAdapter:
+        adapter = ProcessGroupAdapter(self.process_group, self._channel.child(name))
+        adapter.timeout_s = self.timeout_s
+        return adapter
+
+    def close(self) -> None:
+        self._channel.close()
+
     def _turn(self) -> threading.Lock:
         return self._channel.lock
 
@@ -129,19 +156,19 @@ class ProcessGroupAdapter(Group):
     def _post(self, seq: int, record: Record) -> None:
         try:
             self._channel.post(seq, record)
-        except RuntimeError as error:
+        except dist.DistError as error:
             raise self._store_gone(record.tag, error) from error
 
-    def _wait(self, seq: int, deadline: float) -> Mapping[int, Record]:
+    def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         try:
-            return self._channel.wait(seq, deadline)
-        except RuntimeError as error:
+            return self._channel.wait(seq, deadline, poll)
+        except dist.DistError as error:
             raise self._store_gone("wait", error) from error
 
     def _finish(self, seq: int, complete: bool) -> None:
         try:
             self._channel.finish(seq, complete)
-        except RuntimeError as error:
+        except dist.DistError as error:
             raise self._store_gone("clean-up", error) from error
 
     @staticmethod
@@ -154,7 +181,6 @@ class ProcessGroupAdapter(Group):
 
 def wrap_process_group(group: Any) -> ProcessGroupAdapter | None:
     """An adapter for a process group, for the default one when `group` is None; None when there is nothing to wrap."""
-    dist = torch.distributed
     if not dist.is_available():
         return None
     if group is None:

@@ -1,0 +1,13 @@
+// The byte table of a symmetric buffer as Python reads it.
+#pragma once
+
+#include "deep_gemm_k3/config.cuh"
+
+#include <string>
+
+namespace deep_gemm_k3::runtime {
+
+// {"total": bytes, "components": {name: [offset, bytes], ...}} in the order of plan::Component.
+std::string buffer_layout(const BufferShape& shape);
+
+} // namespace deep_gemm_k3::runtime

@@ -1,0 +1,143 @@
+"""Memory that every rank of a group can address: the ground a symmetric buffer stands on.
+
+    CPU, ranks in this process   anonymous mappings, shared by reference
+    CPU, one process per rank    memory files (memfd), mapped by all; they have no name in any directory and vanish with
+                                 their last mapping, so a killed process leaves nothing behind
+    CUDA, ranks in this process  plain tensors on one device
+    CUDA, process group          torch symmetric memory
+
+All of it starts as zeros. Whoever holds a `RankMemory` keeps the memory of all its ranks alive, so a rank may let go, or
+end, while its peers still write to it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from .group import Group, GroupError
+from .process_group import ProcessGroupAdapter
+
+T = TypeVar("T")
+
+
+@dataclass
+class RankMemory:
+    """This rank's bytes, and the addresses at which this process (CPU) or device (CUDA) sees every rank's."""
+
+    own: torch.Tensor
+    bases: list[int]
+    keep: list[Any] = field(default_factory=list)
+
+
+def allocate(group: Group, device: torch.device, num_bytes: int, tag: str) -> RankMemory:
+    """Collective: `num_bytes` zeros on every rank, addressable from all of them. What fails on one rank raises on all."""
+    if device.type == "cuda":
+        if isinstance(group, ProcessGroupAdapter):
+            return _symmetric_memory(group, device, num_bytes, tag)
+        return _local(group, lambda: _cuda_zeros(device, num_bytes), tag, device)
+    if group.is_local:
+        return _local(group, lambda: _mapped(mmap.mmap(-1, num_bytes)), tag, device)
+    return _memory_files(group, num_bytes, tag)
+
+
+def refusing(group: Group, action: Callable[[], T], tag: str) -> T:
+    """`action()`; when it raises, peers that wait for this rank in the next exchange raise too."""
+    try:
+        return action()
+    except Exception as error:
+        group.refuse(f"{tag}: {type(error).__name__}: {error}")
+        raise
+
+
+def _mapped(mapping: mmap.mmap) -> torch.Tensor:
+    # The tensor's storage holds the mapping; it goes away with the last view.
+    return torch.frombuffer(mapping, dtype=torch.int8)
+
+
+def _cuda_zeros(device: torch.device, num_bytes: int) -> torch.Tensor:
+    memory = torch.zeros(num_bytes, dtype=torch.int8, device=device)
+    torch.cuda.current_stream(device).synchronize()
+    return memory
+
+
+def _local(group: Group, create: Callable[[], torch.Tensor], tag: str, device: torch.device) -> RankMemory:
+    own = refusing(group, create, tag)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    tensors: list[torch.Tensor] = group.all_gather(own, tag)
+    if stream is not None:
+        for tensor in tensors:
+            tensor.record_stream(stream)  # freed memory is reused only after what this rank has queued
+    group.barrier(f"{tag}: mapped")
+    return RankMemory(own, [tensor.data_ptr() for tensor in tensors], tensors)
+
+
+def _memory_files(group: Group, num_bytes: int, tag: str) -> RankMemory:
+    descriptor = refusing(group, lambda: _new_memory_file(num_bytes), tag)
+    try:
+        status = os.fstat(descriptor)
+        own = (_machine(), os.getpid(), descriptor, status.st_ino, num_bytes)
+        gathered = group.all_gather(own, tag)
+        # Every rank, this one included, is mapped through the same kind of mapping.
+        tensors = refusing(group, lambda: [_map_peer(rank, *peer) for rank, peer in enumerate(gathered)], tag)
+        group.barrier(f"{tag}: mapped")
+    finally:
+        os.close(descriptor)
+    return RankMemory(tensors[group.rank], [tensor.data_ptr() for tensor in tensors], tensors)
+
+
+def _new_memory_file(num_bytes: int) -> int:
+    descriptor = os.memfd_create("deep_gemm_k3", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _machine() -> str:
+    """Equal for processes that can open each other's descriptors: one kernel, one process namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{boot.read_text().strip() if boot.exists() else socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _map_peer(rank: int, machine: str, pid: int, descriptor: int, inode: int, num_bytes: int) -> torch.Tensor:
+    if machine != _machine():
+        raise GroupError(
+            f"group: wanted all ranks on one machine and in one process namespace, given rank {rank} elsewhere "
+            f"({machine}, here {_machine()})",
+            (rank,),
+        )
+    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        status = os.fstat(opened)
+        if (status.st_ino, status.st_size) != (inode, num_bytes):
+            raise GroupError(f"group: rank {rank} (process {pid}) ended while its memory was being mapped", (rank,))
+        return _mapped(mmap.mmap(opened, num_bytes))
+    finally:
+        os.close(opened)
+
+
+def _symmetric_memory(group: ProcessGroupAdapter, device: torch.device, num_bytes: int, tag: str) -> RankMemory:
+    from torch.distributed import _symmetric_memory as symmetric
+
+    def create() -> torch.Tensor:
+        memory = symmetric.empty(num_bytes, dtype=torch.int8, device=device)
+        memory.zero_()
+        torch.cuda.current_stream(device).synchronize()
+        return memory
+
+    own = refusing(group, create, tag)
+    # torch's rendezvous has a limit of its own, but does not tell who is missing: come to it together.
+    group.barrier(f"{tag}: allocated")
+    handle = refusing(group, lambda: symmetric.rendezvous(own, group.process_group), tag)
+    group.barrier(f"{tag}: mapped")
+    return RankMemory(own, [int(pointer) for pointer in handle.buffer_ptrs], [handle])

@@ -1,0 +1,44 @@
+"""Set-up of torch.distributed with upstream's meaning."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from .. import envs
+
+
+def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.ProcessGroup]:
+    """Join the default process group; returns this process's rank, the world size, and a group of all ranks.
+
+    Call it in each of `num_local_ranks` processes of every node. Address and port of rank 0's store, the number of nodes
+    and this node's number come from MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK. With a CUDA device per local rank the
+    backend is NCCL and the device of that number becomes the current one, and CUDA torch's default device; without CUDA it
+    is gloo. Either way BF16 becomes torch's default dtype, on which callers of upstream's function rely.
+    """
+    if not 0 <= local_rank < num_local_ranks:
+        raise ValueError(f"local_rank: wanted 0..{num_local_ranks - 1}, given {local_rank}")
+    on_cuda = torch.cuda.is_available()
+    if on_cuda and torch.cuda.device_count() < num_local_ranks:
+        raise ValueError(
+            f"num_local_ranks: wanted at most one per CUDA device ({torch.cuda.device_count()}), given "
+            f"{num_local_ranks}; several ranks on one device are a local world"
+        )
+    num_nodes = envs.WORLD_SIZE.get()
+    rank = envs.RANK.get() * num_local_ranks + local_rank
+    device = torch.device("cuda", local_rank) if on_cuda else None
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.set_default_device("cuda")
+    torch.set_default_dtype(torch.bfloat16)
+    dist.init_process_group(
+        backend="nccl" if on_cuda else "gloo",
+        init_method=f"tcp://{envs.MASTER_ADDR.get()}:{envs.MASTER_PORT.get()}",
+        world_size=num_nodes * num_local_ranks,
+        rank=rank,
+        timeout=timedelta(seconds=envs.TIMEOUT_S.get()),
+        device_id=device,
+    )
+    return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(num_nodes * num_local_ranks)))
