@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     __version__: str
 
 # public name -> module that holds it
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "SymmBuffer": ".mega.buffer",
+    "get_symm_buffer_for_mega_moe": ".mega.buffer",
+    "local_world": ".mega.local_world",
+    "transform_sf_into_required_layout": ".utils.layout",
+    "transform_weights_for_mega_moe": ".mega.weights",
+}
 
 _SUBMODULES = ("bench", "demo", "doctor", "emulator", "envs", "jit", "mega", "ops", "probes", "testing", "utils")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 # command -> (module:attribute, help); the attribute is a typer application.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo:app", "Run the main job on this machine and check it independently."),
+    "demo": ("demo.cli:app", "Run the main job on this machine and check it independently."),
     "plan": ("plan_cli:app", "Show what a call would run: configuration, bytes and the reasons."),
     "doctor": ("doctor:app", "Look at this machine: what works, what is missing, how to mend it."),
     "warmup": ("jit.cli:warmup_app", "Compile everything a call can choose, ahead of time."),

@@ -83,3 +83,9 @@ def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = deep_gemm_k3.nonsense
+
+
+def test_every_public_name_is_there() -> None:
+    for name in deep_gemm_k3._PUBLIC:
+        assert getattr(deep_gemm_k3, name) is not None
+        assert name in dir(deep_gemm_k3)

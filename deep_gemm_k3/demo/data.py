@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deep_gemm_k3 import demo_reference
+from deep_gemm_k3.demo import reference
 from deep_gemm_k3.utils import per_token_cast_to_fp4, per_token_cast_to_fp8, transform_sf_into_required_layout
 from deep_gemm_k3.utils.quantize import float_to_ue8m0
+
+Bits: TypeAlias = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return np.asarray(tensor.contiguous().view(torch.uint8).numpy())
 
 
-def bits_of(tensor: torch.Tensor) -> NDArray[np.uint16]:
+def bits_of(tensor: torch.Tensor) -> Bits:
     """Bit patterns of a BF16 tensor."""
     return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(np.uint16)
 
@@ -93,7 +96,6 @@ class Layer:
     gate: torch.Tensor
     up: torch.Tensor
     down: torch.Tensor
-    transformed: list[tuple[object, object]] = field(default_factory=list)
 
     def shared_slice(self, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The slice of the shared expert that ``rank`` holds in ``part``: [gate; up] rows and down columns."""
@@ -155,24 +157,24 @@ def make_layer(problem: Problem) -> Layer:
 
 
 def reference_routed(layer: Layer) -> list[NDArray[np.float64]]:
-    """Normed routed outputs of every rank's tokens, computed as one batch by ``demo_reference``."""
+    """Normed routed outputs of every rank's tokens, computed as one batch by ``reference``."""
     problem = layer.problem
     experts = [
-        demo_reference.Expert(*(_bytes_of(part[i]) for part in (e.l1, e.l1_codes, e.l2, e.l2_codes)))
+        reference.Expert(*(_bytes_of(part[i]) for part in (e.l1, e.l1_codes, e.l2, e.l2_codes)))
         for e in layer.experts
         for i in range(problem.experts_per_rank)
     ]
-    x = np.concatenate([demo_reference.decode_fp8(_bytes_of(t.x), _bytes_of(t.x_sf)) for t in layer.tokens])
+    x = np.concatenate([reference.decode_fp8(_bytes_of(t.x), _bytes_of(t.x_sf)) for t in layer.tokens])
     choice = np.concatenate([t.topk_idx.numpy() for t in layer.tokens])
     weights = np.concatenate([t.topk_weights.numpy().astype(np.float64) for t in layer.tokens])
-    situ = demo_reference.Situ(problem.beta, problem.linear_beta)
-    sums = demo_reference.routed(x, choice, weights, experts, situ)
-    normed = demo_reference.rms_norm(sums, demo_reference.decode_bf16(bits_of(layer.gamma)), problem.epsilon)
+    situ = reference.Situ(problem.beta, problem.linear_beta)
+    sums = reference.routed(x, choice, weights, experts, situ)
+    normed = reference.rms_norm(sums, reference.decode_bf16(bits_of(layer.gamma)), problem.epsilon)
     return np.split(normed, np.cumsum(problem.tokens)[:-1])
 
 
 def reference_shared(layer: Layer) -> NDArray[np.float64]:
     """The whole shared expert, unsharded and unrounded."""
-    situ = demo_reference.Situ(layer.problem.beta, layer.problem.linear_beta)
-    x = demo_reference.decode_bf16(bits_of(layer.shared_x))
-    return demo_reference.shared(x, bits_of(layer.gate), bits_of(layer.up), bits_of(layer.down), situ)
+    situ = reference.Situ(layer.problem.beta, layer.problem.linear_beta)
+    x = reference.decode_bf16(bits_of(layer.shared_x))
+    return reference.shared(x, bits_of(layer.gate), bits_of(layer.up), bits_of(layer.down), situ)

@@ -1,0 +1,38 @@
+"""The demo's command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deep_gemm_k3.demo.checks import Row, check
+from deep_gemm_k3.demo.data import Problem, make_layer
+from deep_gemm_k3.demo.run import Progress, run
+
+
+def print_verdict(rows: list[Row]) -> None:
+    width = max(len(row.check) for row in rows)
+    print(f"\n{'check':<{width}}  {'values':>8}  {'found':>18}  {'limit':>16}  verdict")
+    for row in rows:
+        verdict = "ok" if row.passed else "FAILED"
+        print(f"{row.check:<{width}}  {row.compared:>8}  {row.distance:>18}  {row.limit:>16}  {verdict}")
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda; the default is a GPU where there is one.")] = "",
+) -> None:
+    """Run the main job on this machine and check it. Exit code 1 when a check fails."""
+    progress = Progress()
+    problem = Problem(seed=seed)
+    layer = make_layer(problem)
+    progress(f"made {problem.experts} routed experts and the {problem.shared_width}-wide shared expert")
+    rows = check(layer, run(layer, device or None, progress), progress)
+    print_verdict(rows)
+    if not all(row.passed for row in rows):
+        raise typer.Exit(1)
