@@ -1,0 +1,487 @@
+"""Symmetric buffers in CPU memory: one rank and a local world."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from deep_gemm_k3._extension import ops
+from deep_gemm_k3.mega.buffer import SymmBuffer, buffer_of, get_symm_buffer_for_mega_moe
+from deep_gemm_k3.mega.first_call import first_call
+from deep_gemm_k3.mega.group import Group, GroupMismatch, GroupRefused, SingleRank
+from deep_gemm_k3.mega.local_world import LocalRank, local_world
+
+PATIENCE_S = 30.0
+SMALL: dict[str, Any] = {
+    "num_experts": 12,
+    "num_max_tokens_per_rank": 96,
+    "num_topk": 2,
+    "hidden": 256,
+    "intermediate_hidden": 128,
+    "device": "cpu",
+}
+
+
+def make(group: Group | None = None, **changes: Any) -> SymmBuffer:
+    return get_symm_buffer_for_mega_moe(group or SingleRank(), **{**SMALL, **changes})
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum(1 for _ in maps)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_views_have_the_documented_form() -> None:
+    buffer = make()
+    assert buffer.num_max_tokens_per_rank == 384
+    assert buffer.num_max_shared_tokens == 384
+    assert (buffer.x.dtype, tuple(buffer.x.shape)) == (torch.float8_e4m3fn, (384, 256))
+    assert (buffer.x_sf.dtype, tuple(buffer.x_sf.shape)) == (torch.int32, (384, 2))
+    assert (buffer.topk_idx.dtype, tuple(buffer.topk_idx.shape)) == (torch.int64, (384, 2))
+    assert (buffer.topk_weights.dtype, tuple(buffer.topk_weights.shape)) == (torch.float32, (384, 2))
+    assert (buffer.buffer.dtype, buffer.buffer.numel()) == (torch.int8, buffer.layout.num_bytes)
+    assert all(view.is_contiguous() for view in (buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights))
+    assert not buffer.buffer.any()
+
+
+def test_views_lie_inside_the_buffer_and_do_not_overlap() -> None:
+    buffer = make()
+    for value, view in enumerate((buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights), start=1):
+        view.view(torch.int8).fill_(value)
+    for value, view in enumerate((buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights), start=1):
+        assert (view.view(torch.int8) == value).all()
+    total = sum(v.numel() * v.element_size() for v in (buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights))
+    assert int(buffer.buffer.ne(0).sum()) == total
+
+
+def test_components_are_disjoint_aligned_and_fill_the_buffer() -> None:
+    layout = make(bf16_shared_intermediate_hidden=256).layout
+    end = 0
+    for offset, size in layout.components.values():
+        assert offset % 1024 == 0 and offset >= end
+        end = offset + size
+    assert end <= layout.num_bytes < end + 1024
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 384), (384, 384), (385, 768), (1000, 1152)])
+def test_tokens_are_rounded_up(asked: int, given: int) -> None:
+    assert make(num_max_tokens_per_rank=asked).num_max_tokens_per_rank == given
+
+
+def test_shared_tokens_size_the_shared_part_alone() -> None:
+    few = make(bf16_shared_intermediate_hidden=256, num_max_shared_tokens=72)
+    many = make(bf16_shared_intermediate_hidden=256, num_max_shared_tokens=4000)
+    assert (few.num_max_shared_tokens, many.num_max_shared_tokens) == (72, 4000)
+    changed = {name for name, (_, size) in few.layout.components.items() if many.layout.components[name][1] != size}
+    assert changed == {"shared_intermediate", "shared_counters"}
+
+
+BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"num_experts": 0}, "num_experts: wanted an integer in 1..65535, given 0"),
+    ({"num_experts": 4.0}, "num_experts: wanted an integer in 1..65535, given 4.0"),
+    ({"num_experts": 65536}, "num_experts: wanted an integer in 1..65535, given 65536"),
+    ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank: wanted an integer in 1..1048576, given 0"),
+    ({"num_topk": 33}, "num_topk: wanted an integer in 1..32, given 33"),
+    ({"num_topk": 0}, "num_topk: wanted an integer in 1..32, given 0"),
+    ({"hidden": 100}, "hidden: wanted a multiple of 128 in 128..65536, given 100"),
+    ({"hidden": "1024"}, "hidden: wanted a multiple of 128 in 128..65536, given '1024'"),
+    ({"intermediate_hidden": 64}, "intermediate_hidden: wanted a multiple of 128 in 128..65536, given 64"),
+    (
+        {"bf16_shared_intermediate_hidden": 100},
+        "bf16_shared_intermediate_hidden: wanted a multiple of 128 in 0..131072, given 100",
+    ),
+    ({"num_max_shared_tokens": -1}, "num_max_shared_tokens: wanted an integer in 0..16777216, given -1"),
+    ({"num_shared_experts": 2}, "num_shared_experts: wanted 0: FP8-scaled shared experts are not served"),
+    ({"use_fp8_dispatch": False}, "use_fp8_dispatch: wanted None or True"),
+    ({"mma_type": "fp8xfp8"}, "mma_type: wanted 'fp8xfp4', given 'fp8xfp8'"),
+    ({"activation": "gelu"}, "activation: wanted 'swiglu' or 'situ', given 'gelu'"),
+    ({"device": "meta"}, "device: wanted a CPU or CUDA device, given 'meta'"),
+    ({"device": "nowhere"}, "device: wanted a CPU or CUDA device, given 'nowhere'"),
+    ({"num_sms": 0}, "num_sms: wanted an integer in 1..1024, given 0"),
+    ({"timeout_s": 0}, "timeout_s: wanted a number of seconds above 0 and below 1e9, given 0"),
+    ({"hidden": 65536, "num_max_tokens_per_rank": 2**20, "num_topk": 32}, "buffer: wanted at most 1099511627776 bytes"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_ARGUMENTS)
+def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**changes)
+
+
+@pytest.mark.parametrize("topk", [1, 16, 32])
+def test_k3_sizes_are_legal(topk: int) -> None:
+    buffer = make(
+        num_experts=896, num_topk=topk, hidden=3584, intermediate_hidden=3072, bf16_shared_intermediate_hidden=6144
+    )
+    assert buffer.layout.num_bytes > 2**25
+
+
+def test_experts_must_divide_over_the_ranks() -> None:
+    def body(group: LocalRank) -> None:
+        with pytest.raises(ValueError, match="num_experts: wanted a multiple of the 5 ranks, given 12"):
+            make(group)
+
+    with local_world(5) as world:
+        world.run(body)
+
+
+def test_destroy_frees_and_later_use_raises() -> None:
+    buffer = make()
+    handle, kept = buffer.handle, buffer.x
+    buffer.destroy()
+    buffer.destroy()
+    for use in (
+        lambda: buffer.x,
+        lambda: buffer.x_sf,
+        lambda: buffer.topk_idx,
+        lambda: buffer.topk_weights,
+        lambda: buffer.buffer,
+        lambda: buffer.base_ptrs,
+        lambda: buffer.check(),
+        lambda: buffer_of(handle),
+        lambda: ops().buffer_check(handle),
+        lambda: ops().cpu_barrier(handle, 0),
+        lambda: ops().buffer_destroy(handle),
+    ):
+        with pytest.raises(RuntimeError, match="sym_buffer: wanted a live buffer, given one that was destroyed"):
+            use()
+    kept.view(torch.int8).fill_(1)  # memory lives while a tensor of it does
+    assert "destroyed" in repr(buffer)
+
+
+def test_a_stale_handle_does_not_reach_the_next_buffer() -> None:
+    first = make()
+    stale = first.handle
+    first.destroy()
+    second = make()
+    assert second.handle != stale
+    with pytest.raises(RuntimeError, match="given one that was destroyed"):
+        ops().buffer_check(stale)
+    ops().buffer_check(second.handle)
+
+
+def test_a_dropped_buffer_frees_its_handle() -> None:
+    handle = make().handle
+    gc.collect()
+    with pytest.raises(RuntimeError, match="given one that was destroyed"):
+        ops().buffer_check(handle)
+
+
+def test_every_rank_addresses_every_rank() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        offset = buffer.layout.components["topk_weights"][0]
+        for peer, base in enumerate(buffer.base_ptrs):
+            ctypes.c_float.from_address(base + offset + 4 * group.rank).value = 100.0 * group.rank + peer
+        ops().cpu_barrier(buffer.handle, 0)
+        assert buffer.topk_weights.flatten()[:4].tolist() == [100.0 * source + group.rank for source in range(4)]
+        ops().cpu_barrier(buffer.handle, 1)
+
+    with local_world(4) as world:
+        world.run(body)
+
+
+def test_memory_outlives_a_rank_that_has_let_go() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        bases = buffer.base_ptrs
+        if group.rank == 0:
+            buffer.destroy()
+        group.barrier("rank 0 is done")
+        if group.rank == 1:
+            ctypes.memset(bases[0], 1, buffer.layout.num_bytes)
+
+    with local_world(2) as world:
+        world.run(body)
+
+
+def test_buffers_live_on_from_one_run_to_the_next() -> None:
+    with local_world(2) as world:
+        buffers = world.run(make)
+        for phase in range(4):
+            world.run(lambda group, phase=phase: ops().cpu_barrier(buffers[group.rank].handle, phase))
+
+
+def test_a_call_from_another_thread_raises() -> None:
+    with local_world(2) as world:
+        buffers = world.run(make)
+        with pytest.raises(RuntimeError, match="thread: wanted the one that owns rank 0 of the local world"):
+            ops().cpu_barrier(buffers[0].handle, 0)
+
+
+def test_ranks_must_agree() -> None:
+    def body(group: LocalRank) -> None:
+        message = r"hidden must be equal on all ranks, rank 0 gave 256, rank 1 gave 512"
+        with pytest.raises(GroupMismatch, match=message):
+            make(group, hidden=256 * (group.rank + 1))
+        make(group, num_sms=1 + group.rank, timeout_s=5.0 + group.rank)  # a rank's own business
+        assert make(group).num_ranks == 2
+
+    with local_world(2) as world:
+        world.run(body)
+
+
+def test_a_bad_argument_of_one_rank_raises_on_all() -> None:
+    def body(group: LocalRank) -> None:
+        if group.rank == 1:
+            with pytest.raises(ValueError, match=r"hidden: wanted a multiple of 128 in 128\.\.65536, given 100"):
+                make(group, hidden=100)
+        else:
+            with pytest.raises(GroupRefused, match=r"rank 1 cannot go on: .*hidden: wanted .* given 100"):
+                make(group)
+        assert make(group).num_ranks == 3
+
+    with local_world(3) as world:
+        world.run(body)
+
+
+def test_barrier_releases_the_interpreter_and_orders_memory() -> None:
+    rounds = 200
+
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        row = buffer.topk_idx[: group.size, 0]
+        peers = [base + buffer.layout.components["topk_idx"][0] for base in buffer.base_ptrs]
+        for step in range(rounds):
+            for base in peers:
+                ctypes.c_int64.from_address(base + 16 * group.rank).value = step * 8 + group.rank
+            ops().cpu_barrier(buffer.handle, 0)
+            assert row.tolist() == [step * 8 + source for source in range(group.size)]
+            ops().cpu_barrier(buffer.handle, 1)
+
+    with local_world(4) as world:
+        world.run(body)
+
+
+def test_zeroing_an_idle_buffer_is_legal() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        for round_ in range(3):
+            for step in range(5 + round_):
+                ops().cpu_barrier(buffer.handle, step % 4)
+            group.barrier("idle")
+            buffer.buffer.zero_()
+            group.barrier("zeroed")
+
+    with local_world(3) as world:
+        world.run(body)
+
+
+def test_a_missing_rank_is_named_on_all_and_the_buffer_refuses_work() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group, timeout_s=0.5)
+        if group.rank == 1:
+            time.sleep(1.0)
+            expected = (
+                r"given one to be re-created: rank [02]: barrier: gave up after .* of waiting for rank 1 in phase 2"
+            )
+        else:
+            expected = r"barrier: gave up after .* of waiting for rank 1 in phase 2"
+        with pytest.raises(RuntimeError, match=expected):
+            ops().cpu_barrier(buffer.handle, 2)
+        group.barrier("all know", PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"to be re-created: rank [02]: .* waiting for rank 1"):
+                buffer.check()
+        group.barrier("before zeroing", PATIENCE_S)
+        buffer.buffer.zero_()
+        group.barrier("zeroed", PATIENCE_S)
+        with pytest.raises(RuntimeError, match="to be re-created"):
+            ops().cpu_barrier(buffer.handle, 2)
+        buffer.destroy()
+        again = make(group)
+        ops().cpu_barrier(again.handle, 0)
+
+    with local_world(3) as world:
+        world.run(body)
+
+
+def test_a_host_error_of_one_rank_ends_the_waits_of_all() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group, timeout_s=PATIENCE_S)
+        if group.rank == 2:
+            time.sleep(0.1)
+            buffer.abort_peers("shared_x: wanted bfloat16, given float32")
+        else:
+            started = time.monotonic()
+            with pytest.raises(RuntimeError, match=r"rank 2: shared_x: wanted bfloat16, given float32"):
+                ops().cpu_barrier(buffer.handle, 0)
+            assert time.monotonic() - started < PATIENCE_S / 2
+        with pytest.raises(RuntimeError, match=r"rank 2: shared_x: wanted bfloat16, given float32"):
+            buffer.check()
+
+    with local_world(4) as world:
+        world.run(body)
+
+
+def test_an_abort_text_of_any_length_is_safe() -> None:
+    def body(group: LocalRank) -> str:
+        buffer = make(group)
+        if group.rank == 0:
+            buffer.abort_peers("long " * 1000)
+        group.barrier("written")
+        with pytest.raises(RuntimeError) as caught:
+            buffer.check()
+        return str(caught.value)
+
+    with local_world(2) as world:
+        own, peer = world.run(body)
+    assert "long long" in own and "long long" in peer
+
+
+def test_ranks_in_different_phases_are_told() -> None:
+    def body(group: LocalRank) -> str:
+        buffer = make(group, timeout_s=PATIENCE_S)
+        with pytest.raises(RuntimeError) as caught:
+            ops().cpu_barrier(buffer.handle, group.rank)
+            ops().cpu_barrier(buffer.handle, group.rank)
+        return str(caught.value)
+
+    with local_world(2) as world:
+        for message in world.run(body):
+            assert re.search(r"barrier: rank [01] is in phase [01], rank [01] in phase [01]", message)
+
+
+def test_a_failed_rank_does_not_strand_peers_inside_a_barrier() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group, timeout_s=PATIENCE_S)
+        if group.rank == 0:
+            raise ValueError("rank 0 broke")
+        ops().cpu_barrier(buffer.handle, 0)
+
+    with local_world(2) as world:
+        started = time.monotonic()
+        with pytest.raises(ValueError, match="rank 0 broke"):
+            world.run(body)
+        assert time.monotonic() - started < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("phase", [-1, 4])
+def test_barrier_phases_are_checked(phase: int) -> None:
+    buffer = make()
+    with pytest.raises(RuntimeError, match=rf"phase: wanted 0\.\.3, given {phase}"):
+        ops().cpu_barrier(buffer.handle, phase)
+
+
+def test_specs_of_the_host_library_are_checked() -> None:
+    buffer = make()
+    good = buffer.spec.to_json()
+    for spec, bases, message in (
+        ("{", [1], "spec: wanted"),
+        ("{}", [1], "wanted an integer num_experts|num_ranks"),
+        (good.replace('"num_ranks": 1', '"num_ranks": "one"'), [1], "num_ranks"),
+        (good.replace('"rank": 0', '"rank": 7'), [1], "rank: wanted 0 <= rank < num_ranks <= 64, given 7 of 1"),
+        (good, [1, 2], "base_ptrs: wanted 1 addresses, given 2"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops().buffer_create(spec, bases)
+
+
+def test_create_and_destroy_fifty_times_does_not_grow() -> None:
+    def body(group: LocalRank) -> None:
+        with make(group) as buffer:
+            buffer.x.view(torch.int8).fill_(1)
+            buffer.component("pool_x").fill_(1)
+            ops().cpu_barrier(buffer.handle, 0)
+            group.barrier("used")
+
+    with local_world(2) as world:
+        for _ in range(5):
+            world.run(body)
+        gc.collect()
+        before = open_files(), mappings(), resident_bytes()
+        for _ in range(50):
+            world.run(body)
+        gc.collect()
+        after = open_files(), mappings(), resident_bytes()
+    assert after[0] == before[0]
+    assert after[1] <= before[1] + 4
+    assert after[2] <= before[2] + 2**24  # one buffer's bytes, of a hundred
+
+
+def test_first_call_prepares_on_every_rank() -> None:
+    def body(group: LocalRank) -> str:
+        buffer = make(group)
+        return first_call(buffer.handle, {"entry": "test", "hidden": 256}, lambda: f"kernel of {group.rank}")
+
+    with local_world(3) as world:
+        assert world.run(body) == ["kernel of 0", "kernel of 1", "kernel of 2"]
+
+
+def test_first_call_compares_signatures() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        prepared = []
+        with pytest.raises(
+            GroupMismatch, match=r"first call of test: fast_math must be equal .* 0 gave True, rank 1 gave F"
+        ):
+            first_call(buffer, {"entry": "test", "fast_math": group.rank == 0}, lambda: prepared.append(1))
+        assert prepared == []
+        assert first_call(buffer, {"entry": "test", "fast_math": True}, lambda: 7) == 7
+
+    with local_world(2) as world:
+        world.run(body)
+
+
+def test_first_call_raises_one_ranks_failure_on_all() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+
+        def prepare() -> int:
+            if group.rank == 1:
+                raise OSError("no compiler")
+            return 1
+
+        kind: type[Exception] = OSError if group.rank == 1 else GroupRefused
+        with pytest.raises(
+            kind, match="no compiler" if group.rank == 1 else "rank 1 cannot go on: OSError: no compiler"
+        ):
+            first_call(buffer, {"entry": "test"}, prepare)
+        assert first_call(buffer, {"entry": "test"}, lambda: 3) == 3
+
+    with local_world(2) as world:
+        world.run(body)
+
+
+def test_an_abort_ends_a_first_call() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        if group.rank == 1:
+            time.sleep(0.1)
+            buffer.abort_peers("y: wanted bfloat16, given float16")
+            return
+        with pytest.raises(RuntimeError, match="rank 1: y: wanted bfloat16, given float16"):
+            first_call(buffer, {"entry": "test"}, lambda: None, PATIENCE_S)
+
+    with local_world(2) as world:
+        world.run(body)
+        # The group itself is still in step.
+        world.run(make)
+
+
+def test_destroy_in_one_thread_while_others_live_is_safe() -> None:
+    buffers = [make() for _ in range(8)]
+    threads = [threading.Thread(target=buffer.destroy) for buffer in buffers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    make().check()
