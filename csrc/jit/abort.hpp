@@ -1,5 +1,5 @@
-// Host side of the abort path: writing the abort cell into device memory while kernels spin, and the pinned record in which
-// a kernel reports.
+// Host side of the abort path: writing the abort cell into device memory while kernels spin, and the pinned record in
+// which a kernel reports.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace deep_gemm_k3::jit {
 
-// Allocates what write_abort_cells needs on the device. Call it when a buffer is created: while a kernel spins nothing may be
-// allocated.
+// Allocates what write_abort_cells needs on the device. Call it when a buffer is created: while a kernel spins nothing
+// may be allocated.
 void prepare_abort_writer(int device);
 
 // Copies the cell to every address (device memory reachable from `device`, peers included), code last, on a private
@@ -23,4 +23,4 @@ void destroy_error_record(plan::AbortCell* record);
 // A consistent copy; code == 0: nothing reported.
 plan::AbortCell read_error_record(const plan::AbortCell* record);
 
-}  // namespace deep_gemm_k3::jit
+} // namespace deep_gemm_k3::jit

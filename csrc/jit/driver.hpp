@@ -1,5 +1,5 @@
-// The CUDA driver, opened on first use: the library loads on machines that have none. The few types and constants needed
-// here are declared in our own words, so that building needs no CUDA headers; a test compares them with cuda.h.
+// The CUDA driver, opened on first use: the library loads on machines that have none. The few types and constants
+// needed here are declared in our own words, so that building needs no CUDA headers; a test compares them with cuda.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,14 +20,14 @@ constexpr Result kErrorInvalidImage = 200;
 constexpr Result kErrorNoBinaryForGpu = 209;
 constexpr Result kErrorCooperativeLaunchTooLarge = 720;
 
-constexpr int kAttributeMaxThreadsPerBlock = 0;  // of a function
+constexpr int kAttributeMaxThreadsPerBlock = 0; // of a function
 constexpr int kAttributeSharedBytes = 1;
 constexpr int kAttributeLocalBytes = 3;
 constexpr int kAttributeNumRegisters = 4;
 constexpr int kAttributeMaxDynamicSharedBytes = 8;
 constexpr int kAttributeNonPortableClusterSize = 14;
 
-constexpr int kDeviceNumSms = 16;  // of a device
+constexpr int kDeviceNumSms = 16; // of a device
 constexpr int kDeviceComputeMajor = 75;
 constexpr int kDeviceComputeMinor = 76;
 constexpr int kDeviceMaxSharedBytesOptin = 97;
@@ -98,7 +98,7 @@ struct Api {
     Result (*MemHostAlloc)(void**, size_t, unsigned);
     Result (*MemFreeHost)(void*);
     Result (*TensorMapEncodeTiled)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
-                                   const unsigned*, int, int, int, int);
+        const unsigned*, int, int, int, int);
 };
 
 // Raises with the reason when there is no usable driver.
@@ -115,13 +115,13 @@ void check(Result result, const char* what);
 
 // Makes the primary context of a device current for a scope (no call to the driver's stack when it is current already).
 class ContextScope {
-public:
+  public:
     explicit ContextScope(Context context);
     ~ContextScope();
     ContextScope(const ContextScope&) = delete;
     ContextScope& operator=(const ContextScope&) = delete;
 
-private:
+  private:
     bool pushed_ = false;
 };
 
@@ -136,4 +136,4 @@ struct DeviceFacts {
 };
 const DeviceFacts& device_facts(int device);
 
-}  // namespace deep_gemm_k3::jit::cu
+} // namespace deep_gemm_k3::jit::cu

@@ -1,5 +1,5 @@
-// The one place that launches kernels. A caller fills a LaunchRequest; where it runs (CUDA driver, emulator, nowhere) was
-// decided when the kernel was registered.
+// The one place that launches kernels. A caller fills a LaunchRequest; where it runs (CUDA driver, emulator, nowhere)
+// was decided when the kernel was registered.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,24 +14,24 @@ struct Dim3 {
 };
 
 struct LaunchRequest {
-    int64_t kernel = 0;  // handle of register_kernel (module.hpp)
+    int64_t kernel = 0; // handle of register_kernel (module.hpp)
     Dim3 grid;
     Dim3 block;
-    Dim3 cluster;               // {1, 1, 1}: no cluster
-    uint32_t shared_bytes = 0;  // dynamic shared memory of one CTA
-    const void* params = nullptr;  // the kernel's one argument, copied before launch() returns
+    Dim3 cluster;                 // {1, 1, 1}: no cluster
+    uint32_t shared_bytes = 0;    // dynamic shared memory of one CTA
+    const void* params = nullptr; // the kernel's one argument, copied before launch() returns
     size_t params_bytes = 0;
-    void* stream = nullptr;    // CUstream; ignored by the other targets
-    bool cooperative = false;  // all CTAs start together, or the driver refuses
-    bool dependent = false;    // programmatic dependent launch: the kernel itself waits for its predecessor
+    void* stream = nullptr;   // CUstream; ignored by the other targets
+    bool cooperative = false; // all CTAs start together, or the driver refuses
+    bool dependent = false;   // programmatic dependent launch: the kernel itself waits for its predecessor
 };
 
-// Queues the kernel. Raises before anything has started: unknown handle, arguments that do not fit the kernel, a refusal by
-// the driver. Thread-safe; costs a few microseconds and no allocation.
+// Queues the kernel. Raises before anything has started: unknown handle, arguments that do not fit the kernel, a
+// refusal by the driver. Thread-safe; costs a few microseconds and no allocation.
 void launch(const LaunchRequest& request);
 
-// Raises when the CTAs of one launch cannot all be resident at once on `num_sms` SMs (0: all SMs of the device), which a
-// kernel with grid-wide waits needs. Answers are remembered; call it when a plan is made, not per launch.
+// Raises when the CTAs of one launch cannot all be resident at once on `num_sms` SMs (0: all SMs of the device), which
+// a kernel with grid-wide waits needs. Answers are remembered; call it when a plan is made, not per launch.
 void check_co_resident(const LaunchRequest& request, int num_sms);
 
 // Number of CTAs of this kernel that one SM holds; 0 when not even one fits.
@@ -43,7 +43,8 @@ void* current_stream(int device);
 // Whether the stream is recording a CUDA graph.
 bool is_capturing(void* stream);
 
-// Raises when the stream is recording a graph: `what` cannot be done then, `advice` is the call to make before the capture.
+// Raises when the stream is recording a graph: `what` cannot be done then, `advice` is the call to make before the
+// capture.
 void refuse_while_capturing(void* stream, const std::string& what, const std::string& advice);
 
-}  // namespace deep_gemm_k3::jit
+} // namespace deep_gemm_k3::jit

@@ -1,5 +1,5 @@
-// Registry of loaded kernels: filled after compilation (from Python), looked up by key when a plan is made and by handle on
-// the hot path.
+// Registry of loaded kernels: filled after compilation (from Python), looked up by key when a plan is made and by
+// handle on the hot path.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -19,13 +19,13 @@ constexpr int kNoDevice = -1;
 
 struct KernelSpec {
     Target target = Target::kCuda;
-    std::string key;    // "NAME ARCH {config literal}", as kernel_key() writes it
-    std::string entry;  // mangled name inside the image
-    std::string arch;   // what the image was compiled for: sm_90a, sm_100a, sm_100f
+    std::string key;   // "NAME ARCH {config literal}", as kernel_key() writes it
+    std::string entry; // mangled name inside the image
+    std::string arch;  // what the image was compiled for: sm_90a, sm_100a, sm_100f
     int device = kNoDevice;
-    const void* image = nullptr;  // cubin (CUDA) or PTX text (emulator); copied by whoever keeps it
+    const void* image = nullptr; // cubin (CUDA) or PTX text (emulator); copied by whoever keeps it
     size_t image_bytes = 0;
-    size_t params_bytes = 0;  // size of the kernel's one argument
+    size_t params_bytes = 0; // size of the kernel's one argument
 };
 
 struct LoadedKernel {
@@ -39,7 +39,7 @@ struct LoadedKernel {
     cu::Function function = nullptr;
     int num_registers = 0;
     int static_shared_bytes = 0;
-    int local_bytes = 0;  // spills and stack of one thread
+    int local_bytes = 0; // spills and stack of one thread
     int max_threads = 0;
     std::atomic<uint32_t> dynamic_shared_limit{0};
     // emulator
@@ -49,8 +49,8 @@ struct LoadedKernel {
 // "mega sm_90a {.arch = ...}": equal on both sides of the language border.
 std::string kernel_key(std::string_view name, std::string_view arch, std::string_view config_literal);
 
-// Loads the image into the device (eagerly: nothing is loaded at the first launch) and returns a handle > 0. Registering a
-// key twice for one device returns the first handle.
+// Loads the image into the device (eagerly: nothing is loaded at the first launch) and returns a handle > 0.
+// Registering a key twice for one device returns the first handle.
 int64_t register_kernel(const KernelSpec& spec);
 
 // 0 when no kernel of that key is registered for the device.
@@ -67,4 +67,4 @@ struct EmulatorHooks {
 void set_emulator(const EmulatorHooks& hooks);
 const EmulatorHooks& emulator();
 
-}  // namespace deep_gemm_k3::jit
+} // namespace deep_gemm_k3::jit

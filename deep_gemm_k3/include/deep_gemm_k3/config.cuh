@@ -17,22 +17,22 @@ constexpr int kMaxNumTopk = 32;
 // The shape of the buffer: everything that decides where a byte lies in the symmetric buffer. Equal on all ranks.
 struct BufferShape {
     int num_ranks;
-    int num_experts;  // over all ranks
+    int num_experts; // over all ranks
     int num_topk;
-    int num_max_tokens;         // per rank, a multiple of 384
-    int num_max_shared_tokens;  // rows of the shared intermediate
-    int hidden;                 // routed (latent) width
-    int intermediate;           // routed intermediate width
-    int shared_intermediate;    // this rank's slice; 0: no shared expert
+    int num_max_tokens;        // per rank, a multiple of 384
+    int num_max_shared_tokens; // rows of the shared intermediate
+    int hidden;                // routed (latent) width
+    int intermediate;          // routed intermediate width
+    int shared_intermediate;   // this rank's slice; 0: no shared expert
 
     DG_HOST_DEVICE constexpr int num_local_experts() const { return num_experts / num_ranks; }
 };
 
 // One tile of weights x tokens. Weights are always the MMA's M side, tokens its N side.
 struct TileShape {
-    int num_rows;    // weight rows of one tile
-    int num_tokens;  // tokens of one tile
-    int num_k;       // K extent of one pipeline stage
+    int num_rows;   // weight rows of one tile
+    int num_tokens; // tokens of one tile
+    int num_k;      // K extent of one pipeline stage
 };
 
 // K splits per GEMM phase; 1 = not split. Split tiles meet in FP32 partials summed in ascending split order.
@@ -46,7 +46,7 @@ struct SplitCounts {
 struct Config {
     Architecture arch;
     BufferShape shape;
-    int shared_hidden;  // width of shared_x and of the shared output; 0: no shared expert
+    int shared_hidden; // width of shared_x and of the shared output; 0: no shared expert
     Activation activation;
     SharedOutput shared_output;
     bool has_clamp;
@@ -67,4 +67,4 @@ struct Config {
     }
 };
 
-}  // namespace deep_gemm_k3
+} // namespace deep_gemm_k3
