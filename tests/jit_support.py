@@ -66,7 +66,9 @@ class CountingCompiler:
         time.sleep(self.seconds)
         cubin = b"\x7fELF" + source.key.encode() * 100
         ptx = ".version 9.0\n.visible .entry the_entry(\n)\n{\n}\n"
-        return Artefact(source.name, source.arch, source.config, "the_entry", ptx, cubin, source.text, "log", self.identity)
+        return Artefact(
+            source.name, source.arch, source.config, "the_entry", ptx, cubin, source.text, "log", self.identity
+        )
 
     @property
     def count(self) -> int:

@@ -12,7 +12,7 @@ Nothing here needs a GPU, and nothing needs torch except loading.
 """
 
 from deep_gemm_k3.jit.cache import Cache, default_cache_dir
-from deep_gemm_k3.jit.compiler import Artefact, CompileError, Compiler, default_compiler
+from deep_gemm_k3.jit.compiler import Artefact, CompileError, Compiler, NvccCompiler, NvrtcCompiler, default_compiler
 from deep_gemm_k3.jit.kernel import KernelStore, default_store
 from deep_gemm_k3.jit.source import ARCHITECTURES, KernelSource, literal
 from deep_gemm_k3.jit.toolchain import Toolchain, ToolchainError, find_toolchain
@@ -26,6 +26,8 @@ __all__ = [
     "Compiler",
     "KernelSource",
     "KernelStore",
+    "NvccCompiler",
+    "NvrtcCompiler",
     "Toolchain",
     "ToolchainError",
     "WarmupReport",

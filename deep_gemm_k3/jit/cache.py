@@ -192,7 +192,7 @@ class Cache:
             lock.release()
 
     def _compile(self, key: str, source: KernelSource, compiler: Compiler) -> Artefact:
-        log.info("compiling %s", source.key)
+        log.info("compiling %s", source.log_line)
         artefact = compiler.compile(source)
         log.info("compiled %s for %s in %.1f s", source.name, source.arch, artefact.seconds)
         try:

@@ -35,7 +35,9 @@ def literal(value: Any) -> str:
 
 
 def _broken_over_lines(text: str) -> str:
-    """One top-level field a line."""
+    """One top-level field a line; a literal that has lines already stays as it is."""
+    if "\n" in text:
+        return text
     inner, depth, lines, start = text.strip()[1:-1], 0, [], 0
     for position, char in enumerate(inner):
         depth += (char == "{") - (char == "}")
@@ -52,7 +54,7 @@ class KernelSource:
 
     name: str
     arch: str
-    config: str  # the Config literal, one line
+    config: str  # the Config literal
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
@@ -63,7 +65,7 @@ class KernelSource:
             raise ValueError(
                 f"name: wanted a kernel of include/{PACKAGE}/kernels, given {self.name!r} (no {self.header})"
             )
-        if not (self.config.startswith("{") and self.config.endswith("}")):
+        if not re.fullmatch(r"(?:deep_gemm_k3::Config)?\{.*\}", self.config, re.DOTALL):
             raise ValueError(f"config: wanted a designated initialiser {{.field = ...}}, given {self.config[:60]!r}")
 
     @property
@@ -74,6 +76,10 @@ class KernelSource:
     def key(self) -> str:
         """What plans and the registry of loaded kernels call it."""
         return f"{self.name} {self.arch} {self.config}"
+
+    @property
+    def log_line(self) -> str:
+        return " ".join(self.key.split())
 
     @property
     def expression(self) -> str:

@@ -24,6 +24,13 @@ def test_source_is_readable() -> None:
     assert lines[-2] == "template __global__ decltype(kernels::probe<config>) kernels::probe<config>;"
 
 
+def test_literal_of_the_planner_is_taken_as_it_is() -> None:
+    text = "deep_gemm_k3::Config{\n    .arch = deep_gemm_k3::Architecture::kSM90,\n}"
+    source = KernelSource("probe", "sm_90a", text)
+    assert f"constexpr Config config = {text};" in source.text
+    assert source.log_line == "probe sm_90a deep_gemm_k3::Config{ .arch = deep_gemm_k3::Architecture::kSM90, }"
+
+
 def test_key_is_name_arch_and_literal() -> None:
     source = probe("sm_100f")
     assert source.key == f"probe sm_100f {source.config}"

@@ -10,7 +10,8 @@ namespace deep_gemm_k3::sync {
 __device__ __forceinline__ bool wait_local(uint64_t* barrier, uint32_t parity, uint64_t limit_ns) {
     const uint64_t start = cuda::ptx::get_sreg_globaltimer();
     while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity))
-        if (cuda::ptx::get_sreg_globaltimer() - start > limit_ns) return false;
+        if (cuda::ptx::get_sreg_globaltimer() - start > limit_ns)
+            return false;
     return true;
 }
 
@@ -21,4 +22,4 @@ __device__ __forceinline__ void hold(uint64_t duration_ns) {
     }
 }
 
-}  // namespace deep_gemm_k3::sync
+} // namespace deep_gemm_k3::sync

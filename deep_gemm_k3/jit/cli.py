@@ -1,0 +1,150 @@
+"""``python -m deep_gemm_k3 cache`` (list, verify, clear, path) and ``warmup``."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from deep_gemm_k3.jit.cache import Cache
+from deep_gemm_k3.jit.kernel import KernelStore
+from deep_gemm_k3.jit.source import KernelSource
+from deep_gemm_k3.jit.warmup import warm_up
+
+cache_app = typer.Typer(help="List, verify or clear the compiled kernels.", no_args_is_help=True, add_completion=False)
+
+
+@cache_app.command("path")
+def show_path() -> None:
+    """Print the directory."""
+    print(Cache().root)
+
+
+@cache_app.command("list")
+def show_list(configs: Annotated[bool, typer.Option("--configs", help="Print each Config too.")] = False) -> None:
+    """Print every kernel: architecture, size, compile time, registers, spills."""
+    cache = Cache()
+    count = total = 0
+    for entry in cache.entries():
+        count += 1
+        total += entry.size
+        if entry.artefact is None:
+            print(f"{entry.path.stem[:12]}  damaged: {entry.damage}")
+            continue
+        found = entry.artefact
+        used = found.resources
+        print(
+            f"{entry.path.stem[:12]}  {found.name:<8} {found.arch:<8} {entry.size / 1024:7.0f} KiB  "
+            f"{found.seconds:5.1f} s  {used.registers:3d} registers  {used.spill_stores + used.spill_loads} bytes spilled"
+        )
+        if configs:
+            print(f"    {found.config}")
+    print(f"{count} kernels, {total / 2**20:.1f} MiB in {cache.root}")
+
+
+@cache_app.command("verify")
+def verify(remove: Annotated[bool, typer.Option("--remove", help="Remove damaged files.")] = False) -> None:
+    """Check every kernel against its hashes; exit 1 when one is damaged (a damaged one is also rebuilt when needed)."""
+    good = bad = 0
+    for entry in Cache().entries():
+        if entry.artefact is not None:
+            good += 1
+            continue
+        bad += 1
+        print(f"{entry.path}: {entry.damage}")
+        if remove:
+            entry.path.unlink(missing_ok=True)
+    print(f"{good} kernels are sound, {bad} damaged{' and removed' if remove and bad else ''}")
+    if bad and not remove:
+        raise typer.Exit(1)
+
+
+@cache_app.command("clear")
+def clear() -> None:
+    """Remove every kernel. Running processes keep what they have loaded."""
+    cache = Cache()
+    files, size = cache.clear()
+    print(f"removed {files} files, {size / 2**20:.1f} MiB from {cache.root}")
+
+
+class SharedOutput(StrEnum):
+    none = "none"
+    dense = "dense"
+    rs = "rs"
+    sp_rs = "sp_rs"
+
+
+class Activation(StrEnum):
+    swiglu = "swiglu"
+    situ = "situ"
+
+
+class Architecture(StrEnum):
+    sm_90a = "sm_90a"
+    sm_100a = "sm_100a"
+    sm_100f = "sm_100f"
+
+
+warmup_app = typer.Typer(help="Compile everything a call can choose, ahead of time.", add_completion=False)
+
+
+def configs_of(problem: dict[str, Any]) -> list[str]:
+    """The literal of every Config that the heuristics can choose for a problem, whatever its token counts."""
+    from deep_gemm_k3 import _extension
+
+    return [found["literal"] for found in json.loads(_extension.ops().all_configs(json.dumps(problem)))]
+
+
+@warmup_app.command()
+def warmup(
+    *,
+    num_ranks: Annotated[int, typer.Option("--ranks", help="Ranks of the group.")],
+    num_max_tokens: Annotated[int, typer.Option("--max-tokens", help="The buffer's tokens per rank.")],
+    num_max_shared_tokens: Annotated[int, typer.Option("--max-shared-tokens", help="0: as --max-tokens.")] = 0,
+    num_experts: Annotated[int, typer.Option("--experts", help="Over all ranks.")] = 896,
+    num_topk: Annotated[int, typer.Option("--topk")] = 16,
+    hidden: int = 3584,
+    intermediate: int = 3072,
+    shared_hidden: int = 7168,
+    shared_intermediate: Annotated[int, typer.Option(help="One rank's slice.")] = 768,
+    modes: Annotated[list[SharedOutput], typer.Option("--mode", help="May be repeated.")] = [SharedOutput.dense],  # noqa: B006
+    activation: Activation = Activation.situ,
+    exact: Annotated[bool, typer.Option("--exact", help="fast_math=False.")] = False,
+    batch_invariant: bool = False,
+    statistics: bool = False,
+    arch: Annotated[list[Architecture], typer.Option(help="May be repeated.")] = [Architecture.sm_90a],  # noqa: B006
+    workers: Annotated[int, typer.Option(help="Processes that compile; 0: one per core.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the kernels, compile none.")] = False,
+) -> None:
+    """Compile everything a call can choose, ahead of time. The defaults are Kimi K3's widths at TP 8."""
+    sources = []
+    for target in arch:
+        for mode in modes:
+            problem: dict[str, Any] = {
+                "target": target.value.replace("100f", "100a"),
+                "num_ranks": num_ranks,
+                "num_experts": num_experts,
+                "num_topk": num_topk,
+                "num_max_tokens_per_rank": num_max_tokens,
+                "hidden": hidden,
+                "intermediate_hidden": intermediate,
+                "activation": activation.value,
+                "fast_math": not exact,
+                "batch_invariant": batch_invariant,
+                "has_statistics": statistics,
+                "shared_output": mode.value,
+            }
+            if mode is not SharedOutput.none:
+                problem |= {
+                    "shared_hidden": shared_hidden,
+                    "shared_intermediate_hidden": shared_intermediate,
+                    "num_max_shared_tokens": num_max_shared_tokens or num_max_tokens,
+                }
+            sources += [KernelSource("mega", target.value, literal) for literal in configs_of(problem)]
+    if dry_run:
+        print(f"{len({source.key for source in sources})} kernels")
+        return
+    store = KernelStore()
+    print(f"{warm_up(sources, store, workers=workers or None)}, in {store.disk.root}")

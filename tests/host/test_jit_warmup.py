@@ -1,0 +1,97 @@
+"""Compiling many kernels ahead of time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from jit_support import CountingCompiler, config, probe
+
+from deep_gemm_k3 import envs
+from deep_gemm_k3.jit import Cache, CompileError, KernelSource, NvrtcCompiler, literal, warm_up
+from deep_gemm_k3.jit.kernel import KernelStore
+from deep_gemm_k3.jit.warmup import ProgressLine
+
+
+def sources(count: int) -> list[KernelSource]:
+    return [probe(num_stages=1 + i) for i in range(count)]
+
+
+def test_each_kernel_is_compiled_once_and_reported(tmp_path: Path) -> None:
+    compiler = CountingCompiler(tmp_path / "journal")
+    store = KernelStore(Cache(tmp_path / "cache"), compiler)
+    steps: list[tuple[int, int]] = []
+    report = warm_up(sources(3) + sources(2), store, progress=lambda done, total, source: steps.append((done, total)))
+    assert (report.requested, report.compiled, compiler.count) == (3, 3, 3)
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    again = warm_up(sources(4), KernelStore(Cache(tmp_path / "cache"), compiler))
+    assert (again.requested, again.compiled, compiler.count) == (4, 1, 4)
+    assert warm_up([], store).requested == 0
+
+
+def test_ranks_start_at_different_kernels(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Recorder(CountingCompiler):
+        def compile(self, source: KernelSource):
+            seen.append(source.key)
+            return super().compile(source)
+
+    store = KernelStore(Cache(tmp_path / "cache"), Recorder(tmp_path / "journal"))
+    wanted = sources(4)
+    warm_up(wanted, store, workers=1, first=6)
+    assert seen == [wanted[i].key for i in (2, 3, 0, 1)]
+
+
+def test_processes_share_the_work(tmp_path: Path) -> None:
+    store = KernelStore(Cache(tmp_path / "cache"), NvrtcCompiler())
+    report = warm_up(sources(3), store, workers=2)
+    assert report.compiled == 3
+    assert len(list(store.disk.root.glob("*.zip"))) == 3
+
+
+def test_processes_hand_over_what_the_disk_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("")  # a file where the directory should be
+    store = KernelStore(Cache(tmp_path / "cache"), NvrtcCompiler())
+    assert warm_up(sources(2), store, workers=2).compiled == 2
+    assert store.get(sources(1)[0]).cubin
+
+
+def test_first_failure_is_raised_with_the_compilers_words(tmp_path: Path) -> None:
+    broken = [KernelSource("probe", "sm_90a", literal(config() | {"no_such_field": i})) for i in range(2)]
+    store = KernelStore(Cache(tmp_path / "cache"), NvrtcCompiler())
+    with pytest.raises(CompileError, match="no_such_field"):
+        warm_up(broken, store, workers=2)
+
+
+def test_progress_line_stays_silent_when_quick(capsys: pytest.CaptureFixture[str]) -> None:
+    ProgressLine()(1, 2, probe())
+    assert capsys.readouterr().err == ""
+    ProgressLine(delay=0.0)(2, 2, probe("sm_100a"))
+    assert capsys.readouterr().err.startswith("deep_gemm_k3: compiled 2 of 2 kernels for sm_100a")
+
+
+def run_cli(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    package = str(Path(__file__).resolve().parents[2])
+    environment = envs.child_environment({"DGK3_CACHE_DIR": str(tmp_path), "PYTHONPATH": package})
+    command = [sys.executable, "-m", "deep_gemm_k3", "cache", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_cache_commands(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.get(probe(), CountingCompiler(tmp_path / "journal"))
+    assert run_cli(tmp_path, "path").stdout.strip() == str(cache.root)
+    assert "1 kernels" in run_cli(tmp_path, "list", "--configs").stdout
+    assert run_cli(tmp_path, "verify").returncode == 0
+    (path,) = cache.root.glob("*.zip")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("meta.json", "{}")
+    damaged = run_cli(tmp_path, "verify")
+    assert damaged.returncode == 1 and str(path) in damaged.stdout
+    assert "1 damaged and removed" in run_cli(tmp_path, "verify", "--remove").stdout
+    assert "removed" in run_cli(tmp_path, "clear").stdout
+    assert list(cache.root.iterdir()) == []
