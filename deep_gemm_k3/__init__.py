@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # public name -> module that holds it
 _PUBLIC: dict[str, str] = {
+    "PublicationWorkspace": ".mega.publication",
     "SymmBuffer": ".mega.buffer",
     "get_symm_buffer_for_mega_moe": ".mega.buffer",
     "local_world": ".mega.local_world",

@@ -11,7 +11,7 @@ from .._extension import ops
 from .buffer_spec import BufferSpec, Layout, make_spec
 from .group import Group, as_group, check_equal
 from .local_world import LocalRank
-from .memory import RankMemory, allocate, refusing
+from .memory import RankMemory, allocate, refusing, settle
 
 _TAG = "get_symm_buffer_for_mega_moe"
 
@@ -19,7 +19,7 @@ _live: weakref.WeakValueDictionary[int, SymmBuffer] = weakref.WeakValueDictionar
 _names = count()
 
 
-def _own_stream(group: Group, device: torch.device) -> None:
+def own_stream(group: Group, device: torch.device) -> None:
     """Ranks of a local world on one device must not queue behind each other: give this thread a stream of its own."""
     if device.type != "cuda" or not isinstance(group, LocalRank) or group.size == 1:
         return
@@ -180,8 +180,7 @@ class SymmBuffer:
         """Free this rank's end. Not a collective: memory lives on while peers still hold it. A second call does nothing."""
         if self._memory is None:
             return
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self.device)
+        settle(self.device)
         self._finalizer()
         _live.pop(self.handle, None)
         self.channel.close()
@@ -236,5 +235,5 @@ def get_symm_buffer_for_mega_moe(
     rank_view = as_group(given.pop("group"))
     spec, chosen = refusing(rank_view, lambda: make_spec(rank_view, given), _TAG)
     check_equal(rank_view.all_gather(spec.common(), _TAG), _TAG)
-    _own_stream(rank_view, chosen)
+    own_stream(rank_view, chosen)
     return SymmBuffer(rank_view, spec, Layout.of(spec), chosen)

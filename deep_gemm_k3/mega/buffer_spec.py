@@ -69,15 +69,17 @@ class Layout:
         return cls(table["total"], {name: (offset, size) for name, (offset, size) in table["components"].items()})
 
 
-def _refuse_value(name: str, wanted: str, given: object) -> ValueError:
+def refuse_value(name: str, wanted: str, given: object) -> ValueError:
+    """The error for an argument: its name, what was wanted and what was given."""
     return ValueError(f"{name}: wanted {wanted}, given {given!r}")
 
 
-def _check_int(name: str, given: object, low: int, high: int, multiple: int = 1) -> int:
+def check_int(name: str, given: object, low: int, high: int, multiple: int = 1) -> int:
+    """`given` if it is an integer in low..high and divisible by `multiple`, else an error that says so."""
     fits = isinstance(given, int) and not isinstance(given, bool) and low <= given <= high and given % multiple == 0
     if not fits:
         what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
-        raise _refuse_value(name, f"{what} in {low}..{high}", given)
+        raise refuse_value(name, f"{what} in {low}..{high}", given)
     assert isinstance(given, int)
     return given
 
@@ -85,17 +87,17 @@ def _check_int(name: str, given: object, low: int, high: int, multiple: int = 1)
 def _check_choices(given: Mapping[str, object]) -> None:
     """The arguments of which this package serves only some of upstream's values."""
     if given["num_shared_experts"] != 0:
-        raise _refuse_value(
+        raise refuse_value(
             "num_shared_experts",
             "0: FP8-scaled shared experts are not served, BF16 ones go by bf16_shared_intermediate_hidden",
             given["num_shared_experts"],
         )
     if given["use_fp8_dispatch"] not in (None, True):
-        raise _refuse_value("use_fp8_dispatch", "None or True: tokens are dispatched in FP8", given["use_fp8_dispatch"])
+        raise refuse_value("use_fp8_dispatch", "None or True: tokens are dispatched in FP8", given["use_fp8_dispatch"])
     if given["mma_type"] != "fp8xfp4":
-        raise _refuse_value("mma_type", "'fp8xfp4'", given["mma_type"])
+        raise refuse_value("mma_type", "'fp8xfp4'", given["mma_type"])
     if given["activation"] not in ACTIVATIONS:
-        raise _refuse_value("activation", "'swiglu' or 'situ'", given["activation"])
+        raise refuse_value("activation", "'swiglu' or 'situ'", given["activation"])
 
 
 def pick_device(group: Group, device: object) -> torch.device:
@@ -104,17 +106,17 @@ def pick_device(group: Group, device: object) -> torch.device:
         try:
             chosen = torch.device(device)  # type: ignore[call-overload]
         except (RuntimeError, TypeError) as error:
-            raise _refuse_value("device", "a CPU or CUDA device", device) from error
+            raise refuse_value("device", "a CPU or CUDA device", device) from error
     else:
         backend = getattr(group.handle, "name", None)
         on_cpu = callable(backend) and backend() == "gloo"
         chosen = torch.device("cuda" if not on_cpu and torch.cuda.is_available() else "cpu")
     if chosen.type not in ("cpu", "cuda"):
-        raise _refuse_value("device", "a CPU or CUDA device", str(chosen))
+        raise refuse_value("device", "a CPU or CUDA device", str(chosen))
     if chosen.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise _refuse_value("device", "one that torch can use here (no CUDA device was found)", str(chosen))
+        raise refuse_value("device", "one that torch can use here (no CUDA device was found)", str(chosen))
     return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
 
 
@@ -127,40 +129,40 @@ def target_of(device: torch.device) -> str:
         return "sm_90a"
     if capability[0] == 10:
         return "sm_100a"
-    raise _refuse_value("device", "compute capability 9.0 (sm_90a) or 10.x (sm_100a)", f"{device} with {capability}")
+    raise refuse_value("device", "compute capability 9.0 (sm_90a) or 10.x (sm_100a)", f"{device} with {capability}")
 
 
 def _sm_share(group: Group, device: torch.device, num_sms: int | None) -> int:
     if device.type == "cpu":
-        return _check_int("num_sms", EMULATED_SMS if num_sms is None else num_sms, 1, 1024)
+        return check_int("num_sms", EMULATED_SMS if num_sms is None else num_sms, 1, 1024)
     available = torch.cuda.get_device_properties(device).multi_processor_count
     if num_sms is None:
         num_sms = max(1, available // group.size) if isinstance(group, LocalRank) else available
-    return _check_int("num_sms", num_sms, 1, available)
+    return check_int("num_sms", num_sms, 1, available)
 
 
 def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch.device]:
     """Check the arguments of `get_symm_buffer_for_mega_moe` on this rank; raises naming the first that does not fit."""
     _check_choices(given)
-    _check_int("group size", group.size, 1, MAX_RANKS)
-    num_experts = _check_int("num_experts", given["num_experts"], 1, MAX_EXPERTS)
+    check_int("group size", group.size, 1, MAX_RANKS)
+    num_experts = check_int("num_experts", given["num_experts"], 1, MAX_EXPERTS)
     if num_experts % group.size != 0:
-        raise _refuse_value("num_experts", f"a multiple of the {group.size} ranks", num_experts)
-    num_tokens = _check_int("num_max_tokens_per_rank", given["num_max_tokens_per_rank"], 1, 2**20)
+        raise refuse_value("num_experts", f"a multiple of the {group.size} ranks", num_experts)
+    num_tokens = check_int("num_max_tokens_per_rank", given["num_max_tokens_per_rank"], 1, 2**20)
     num_tokens = -(-num_tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
     num_shared = given["num_max_shared_tokens"]
-    num_shared = num_tokens if num_shared is None else _check_int("num_max_shared_tokens", num_shared, 0, 2**24)
+    num_shared = num_tokens if num_shared is None else check_int("num_max_shared_tokens", num_shared, 0, 2**24)
     timeout_s = check_timeout(envs.TIMEOUT_S.get() if given["timeout_s"] is None else given["timeout_s"])
     device = pick_device(group, given["device"])
     spec = BufferSpec(
         num_ranks=group.size,
         num_experts=num_experts,
-        num_topk=_check_int("num_topk", given["num_topk"], 1, MAX_TOPK),
+        num_topk=check_int("num_topk", given["num_topk"], 1, MAX_TOPK),
         num_max_tokens_per_rank=num_tokens,
         num_max_shared_tokens=num_shared,
-        hidden=_check_int("hidden", given["hidden"], 128, 2**16, 128),
-        intermediate_hidden=_check_int("intermediate_hidden", given["intermediate_hidden"], 128, 2**16, 128),
-        shared_intermediate_hidden=_check_int(
+        hidden=check_int("hidden", given["hidden"], 128, 2**16, 128),
+        intermediate_hidden=check_int("intermediate_hidden", given["intermediate_hidden"], 128, 2**16, 128),
+        shared_intermediate_hidden=check_int(
             "bf16_shared_intermediate_hidden", given["bf16_shared_intermediate_hidden"], 0, 2**17, 128
         ),
         activation=given["activation"],
@@ -174,5 +176,5 @@ def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch
     )
     num_bytes = Layout.of(spec).num_bytes
     if num_bytes > MAX_BYTES:
-        raise _refuse_value("buffer", f"at most {MAX_BYTES} bytes per rank", num_bytes)
+        raise refuse_value("buffer", f"at most {MAX_BYTES} bytes per rank", num_bytes)
     return spec, device

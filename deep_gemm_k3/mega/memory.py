@@ -57,6 +57,12 @@ def refusing(group: Group, action: Callable[[], T], tag: str) -> T:
         raise
 
 
+def settle(device: torch.device) -> None:
+    """Wait until nothing queued on `device` can touch memory that is about to be freed; not while a graph is recorded."""
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+
+
 def _mapped(mapping: mmap.mmap) -> torch.Tensor:
     # The tensor's storage holds the mapping; it goes away with the last view.
     return torch.frombuffer(mapping, dtype=torch.int8)
