@@ -15,16 +15,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deep_gemm_k3 import _extension, envs
+from deep_gemm_k3 import _extension
 
 OK, NOTE, MISSING = "ok", "note", "missing"
-
-PIP_GPU = "pip install 'deep_gemm_k3[gpu]'"
 
 
 @dataclass(frozen=True)
@@ -51,27 +48,6 @@ def _version_of(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _distribution_file(distribution: str, suffix: str) -> Path | None:
-    """A file of an installed distribution by the end of its path."""
-    try:
-        files = metadata.files(distribution) or []
-    except metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        if str(file).endswith(suffix):
-            path = Path(str(file.locate()))
-            return path if path.exists() else None
-    return None
-
-
-def toolkit() -> Path | None:
-    """The CUDA toolkit of the environment or of the usual place."""
-    for candidate in (envs.CUDA_HOME.get(), envs.CUDA_PATH.get(), "/usr/local/cuda"):
-        if candidate and (Path(candidate) / "include" / "cuda.h").exists():
-            return Path(candidate)
-    return None
 
 
 class Driver:
@@ -165,51 +141,39 @@ def check_headers() -> Iterator[Finding]:
         yield Finding("kernel sources", MISSING, f"none in {_extension.INCLUDE_DIR}", _extension.mending_command())
 
 
-def cache_directory() -> Path:
-    named = envs.CACHE_DIR.get()
-    if named:
-        return Path(named)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("deep_gemm_k3"))
-
-
 def check_cache() -> Iterator[Finding]:
-    place = cache_directory()
+    from deep_gemm_k3.jit import Cache
+
+    cache = Cache()
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
+        cache.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache.root):
             pass
     except OSError as error:
-        yield Finding("cache", NOTE, f"{place}: {error.strerror}", "export DGK3_CACHE_DIR=a directory you may write")
+        found = f"{cache.root}: {error.strerror}; every process compiles for itself"
+        yield Finding("cache", NOTE, found, "export DGK3_CACHE_DIR=a directory you may write")
         return
-    files = [file for file in place.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files) / 1e6
-    yield Finding("cache", OK, f"{place}: {len(files)} files, {size:.1f} MB")
+    entries = list(cache.entries())
+    damaged = [entry for entry in entries if entry.artefact is None]
+    size = sum(entry.size for entry in entries) / 1e6
+    yield Finding("cache", OK, f"{cache.root}: {len(entries)} kernels, {size:.1f} MB")
+    if damaged:
+        found = f"{len(damaged)} damaged kernels, rebuilt when they are needed"
+        yield Finding("cache contents", NOTE, found, "python -m deep_gemm_k3 cache clear")
 
 
 def check_compiler(needed: bool) -> Iterator[Finding]:
-    absent = MISSING if needed else NOTE
-    home = toolkit()
-    yield Finding("toolkit", OK if home else NOTE, str(home or "none (the pip packages are enough)"))
-    pairs = (
-        ("nvrtc", "nvidia-cuda-nvrtc", "libnvrtc.so.13", "lib64/libnvrtc.so.13"),
-        ("cuda headers", "nvidia-cuda-runtime", "include/cuda_runtime.h", "include/cuda_runtime.h"),
-        ("cccl headers", "nvidia-cuda-cccl", "cuda/std/cstdint", "include/cccl/cuda/std/cstdint"),
-    )
-    for subject, distribution, suffix, in_toolkit in pairs:
-        packaged = _distribution_file(distribution, suffix)
-        if packaged:
-            yield Finding(subject, OK, f"{distribution} {_version_of(distribution)}")
-        elif home and (home / in_toolkit).exists():
-            yield Finding(subject, OK, str(home / in_toolkit))
-        else:
-            yield Finding(subject, absent, "not found: kernels cannot be compiled", PIP_GPU)
-    bindings = _version_of("cuda-bindings")
-    if bindings:
-        yield Finding("cuda-bindings", OK, bindings)
-    else:
-        yield Finding("cuda-bindings", absent, "not installed: kernels cannot be compiled", PIP_GPU)
+    """The run-time compiler, as the JIT itself finds it."""
+    from deep_gemm_k3.jit import ToolchainError, find_toolchain
+
+    try:
+        toolchain = find_toolchain()
+    except ToolchainError as error:
+        what, _, mend = str(error).partition(" Mend with: ")
+        yield Finding("compiler", MISSING if needed else NOTE, f"kernels cannot be compiled. {what}", mend)
+        return
+    for subject, found in toolchain.describe().items():
+        yield Finding(subject, OK, found)
 
 
 def torch_has_cuda() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deep_gemm_k3 import __main__ as cli
-from deep_gemm_k3 import _extension, doctor
+from deep_gemm_k3 import _extension, doctor, jit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,13 +78,13 @@ def test_missing_extension(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_missing_compiler_matters_where_there_is_a_gpu(
     monkeypatch: pytest.MonkeyPatch, needed: bool, status: str
 ) -> None:
-    monkeypatch.setattr(doctor, "_distribution_file", lambda *_: None)
-    monkeypatch.setattr(doctor, "_version_of", lambda *_: None)
-    monkeypatch.setattr(doctor, "toolkit", lambda: None)
-    findings = list(doctor.check_compiler(needed))
-    for subject in ("nvrtc", "cuda headers", "cccl headers", "cuda-bindings"):
-        assert status_of(findings, subject) == status
-    assert all(finding.mend for finding in findings if finding.status == "missing")
+    def nothing() -> None:
+        raise jit.ToolchainError("NVRTC: wanted libnvrtc.so, found none. Mend with: pip install it")
+
+    monkeypatch.setattr(jit, "find_toolchain", nothing)
+    (finding,) = doctor.check_compiler(needed)
+    assert (finding.subject, finding.status, finding.mend) == ("compiler", status, "pip install it")
+    assert "NVRTC: wanted libnvrtc.so, found none." in finding.found
 
 
 def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +123,13 @@ def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     finding = next(iter(doctor.check_cache()))
     assert finding.status == "note"
     assert "DGK3_CACHE_DIR" in finding.mend
+
+
+def test_damaged_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DGK3_CACHE_DIR", str(tmp_path))
+    assert [finding.status for finding in doctor.check_cache()] == ["ok"]
+    (jit.Cache().root / "kernel.zip").write_bytes(b"half a file")
+    assert [finding.status for finding in doctor.check_cache()] == ["ok", "note"]
 
 
 def test_a_failing_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

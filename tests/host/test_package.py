@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,32 @@ def test_every_public_name_is_there() -> None:
     for name in deep_gemm_k3._PUBLIC:
         assert getattr(deep_gemm_k3, name) is not None
         assert name in dir(deep_gemm_k3)
+
+
+def test_import_costs_little_beyond_torch() -> None:
+    code = """
+import time
+import torch
+began = time.process_time()
+import deep_gemm_k3
+for name in deep_gemm_k3._PUBLIC:
+    getattr(deep_gemm_k3, name)
+from deep_gemm_k3 import _extension
+_extension.load()
+print(time.process_time() - began)
+"""
+    assert min(float(run_python(code)) for _ in range(2)) < 0.5
+
+
+def test_wheel_serves_every_python_and_holds_what_runs(tmp_path: Path) -> None:
+    build = ["build", "--build-base", str(tmp_path / "build")]
+    wheel_command = ["bdist_wheel", "--dist-dir", str(tmp_path / "dist"), "--bdist-dir", str(tmp_path / "tree")]
+    command = [sys.executable, "setup.py", "-q", *build, *wheel_command]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True, timeout=280)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name.startswith(f"deep_gemm_k3-{deep_gemm_k3.__version__}-py3-none-linux")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = {p.relative_to(ROOT).as_posix() for p in (ROOT / "deep_gemm_k3").rglob("*.py")}
+    headers = {p.relative_to(ROOT).as_posix() for p in (ROOT / "deep_gemm_k3").rglob("*.cuh")}
+    assert package | headers | {"deep_gemm_k3/_C.so", "deep_gemm_k3/py.typed"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "scripts/", "csrc/", "build/"))]
