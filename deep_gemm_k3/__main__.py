@@ -15,8 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo.cli:app", "Run the main job on this machine and check it independently."),
     "plan": ("plan_cli:app", "Show what a call would run: configuration, bytes and the reasons."),
     "doctor": ("doctor:app", "Look at this machine: what works, what is missing, how to mend it."),
-    "warmup": ("jit.warmup_cli:app", "Compile everything a call can choose, ahead of time."),
-    "cache": ("jit.cache_cli:app", "List, verify or clear the compiled kernels."),
+    "warmup": ("jit.cli:warmup_app", "Compile everything a call can choose, ahead of time."),
+    "cache": ("jit.cli:cache_app", "List, verify or clear the compiled kernels."),
     "bench": ("bench.cli:app", "Measure, compare and plot."),
     "emulate": ("emulator.cli:app", "Run a PTX file on the emulator."),
 }

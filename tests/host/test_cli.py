@@ -29,7 +29,13 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
 
 
 def test_commands_that_must_be_there() -> None:
-    assert {"doctor"} <= set(cli.available())
+    assert {"demo", "doctor", "warmup", "cache"} <= set(cli.available())
+
+
+@pytest.mark.parametrize("name", sorted(cli.available()))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert f"python -m deep_gemm_k3 {name}" in capsys.readouterr().out
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
