@@ -69,21 +69,25 @@ def ceil_to_ue8m0(x: torch.Tensor) -> torch.Tensor:
     return codes.clamp_(0, 254).to(torch.uint8)
 
 
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    # A dimension of size 1 keeps any stride and still counts as contiguous; one view with stride 1 has none of that.
+    return x.contiguous().as_strided((x.numel(),), (1,))
+
+
 def pack_ue8m0(codes: torch.Tensor) -> torch.Tensor:
     """int32 [..., n / 4] from uint8 [..., n]: four codes per word, the lowest index in the lowest byte."""
     if codes.dtype != torch.uint8 or codes.dim() == 0 or codes.size(-1) % 4:
         raise ValueError(
             f"codes: wanted uint8 with a last dimension divisible by 4, given {codes.dtype} {list(codes.shape)}"
         )
-    return codes.contiguous().view(torch.int32)
+    return _flat(codes).view(torch.int32).view(*codes.shape[:-1], codes.size(-1) // 4)
 
 
 def unpack_ue8m0(words: torch.Tensor) -> torch.Tensor:
     """uint8 [..., 4 * n] from int32 [..., n]; the inverse of :func:`pack_ue8m0`."""
     if words.dtype != torch.int32:
         raise ValueError(f"words: wanted int32, given {words.dtype}")
-    # flatten() first: a dimension of size 1 may keep any stride and still count as contiguous
-    return words.contiguous().flatten().view(torch.uint8).view(*words.shape[:-1], 4 * words.size(-1))
+    return _flat(words).view(torch.uint8).view(*words.shape[:-1], 4 * words.size(-1))
 
 
 # -------------------------------------------------------------------------------------------------------------- E4M3
@@ -132,10 +136,12 @@ def float_to_e2m1(x: torch.Tensor) -> torch.Tensor:
 
     Ties towards zero is upstream's rule for weights, kept so that both packages make the same bytes.
     """
-    boundaries = torch.tensor(_E2M1_BOUNDARIES, dtype=torch.float32, device=x.device)
     x = x.float()
-    code = torch.bucketize(x.abs(), boundaries, out_int32=True)
-    return torch.where((x < 0) & (code != 0), code + 8, code).to(torch.uint8)
+    magnitude = x.abs()
+    code = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for boundary in _E2M1_BOUNDARIES:  # comparisons are several times as fast as a search
+        code += magnitude > boundary
+    return code + ((x < 0) & (code != 0)).to(torch.uint8) * 8
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
