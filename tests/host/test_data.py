@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -9,6 +11,15 @@ from deep_gemm_k3.testing import data, metrics, oracle
 from deep_gemm_k3.testing.data import WorldShape, make_routed, make_shared, make_world
 from deep_gemm_k3.testing.routing import ROUTINGS, RoutingShape
 from deep_gemm_k3.utils.quantize import dequantize_e4m3, quantize_e4m3_blocks, unpack_ue8m0
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products: a thread pool costs more than it saves, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_same_seed_same_bits_and_ranks_do_not_matter() -> None:

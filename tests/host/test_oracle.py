@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import independent_reference as ref
 import numpy as np
@@ -18,6 +19,15 @@ from deep_gemm_k3.testing.world import RankInput, mega_moe_reference
 SITU = Options("situ", None, 4.0, 25.0)
 SWIGLU = Options("swiglu")
 SMALL = WorldShape((5, 0, 9, 3), 8, 3, 256, 256, 8, 512, 128)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products: a thread pool costs more than it saves, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def independent(world: list[RankInput], options: Options) -> list[tuple[np.ndarray, np.ndarray | None]]:
