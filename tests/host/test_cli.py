@@ -29,7 +29,7 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
 
 
 def test_commands_that_must_be_there() -> None:
-    assert {"demo", "doctor", "warmup", "cache"} <= set(cli.available())
+    assert {"demo", "plan", "doctor", "warmup", "cache"} <= set(cli.available())
 
 
 @pytest.mark.parametrize("name", sorted(cli.available()))
@@ -144,3 +144,31 @@ def test_a_failing_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "check_headers", broken)
     assert any("boom" in finding.found and finding.status == "missing" for finding in doctor.examine())
+
+
+def test_plan_prints_choice_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    components = planned["buffer"]["components"]
+    ends = [row["offset"] + row["bytes"] for row in components]
+    assert all(end <= later["offset"] for end, later in zip(ends, components[1:], strict=False))
+    assert ends[-1] <= planned["buffer"]["total_bytes"] < ends[-1] + 1024
+    assert cli.main(["plan", "--literal"]) == 0
+    text = capsys.readouterr().out
+    assert str(planned["buffer"]["total_bytes"]) in text
+    assert planned["literal"] in text
+    for word in ("target", "routed tiles", "shared tiles", "splits", "shared memory", "warm-up"):
+        assert f"\n{word}" in f"\n{text}"
+
+
+def test_plan_without_shared_expert(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--shared", "none", "--tokens", "4096", "--target", "sm_100a", "--batch-invariant"]) == 0
+    text = capsys.readouterr().out
+    assert "shared tiles" not in text
+    assert "batch-invariant" in text and "sm_100a" in text
+
+
+def test_plan_refuses_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--experts", "9", "--ranks", "2"]) == 2
+    assert "wanted" in capsys.readouterr().err
+    assert cli.main(["plan", "--target", "sm_80"]) == 2
