@@ -78,7 +78,7 @@ std::string plan_sweep(std::string text) {
                 problem.num_tokens = tokens;
                 problem.num_shared_tokens = problem.shared_output == SharedOutput::kNone ? 0 : last_tokens - tokens;
                 ++count;
-                const char* fault = heuristics::config_fault(heuristics::choose_config(problem, device), device);
+                const char* fault = heuristics::config_fault(heuristics::choose_config(problem, device));
                 if (fault)
                     return json::Value(json::Object{{"count", count}, {"fault", fault}, {"tokens", tokens},
                                            {"experts", experts}, {"ranks", ranks}})

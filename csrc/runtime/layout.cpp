@@ -14,6 +14,10 @@ constexpr std::array<const char*, plan::kNumComponents> kNames = {"control", "x"
 
 } // namespace
 
+const char* component_name(int component) {
+    return kNames[component];
+}
+
 std::string buffer_layout(const BufferShape& shape) {
     std::string out = "{\"total\": " + std::to_string(plan::total_bytes(shape)) + ", \"components\": {";
     for (int i = 0; i < plan::kNumComponents; ++i) {

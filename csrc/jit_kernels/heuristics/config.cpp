@@ -1,8 +1,8 @@
 #include "config.hpp"
 
+#include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 #include "describe.hpp"
-#include "shared_memory.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,6 @@ constexpr int kNumMathWarpgroups = 2;
 constexpr int kMaxSplits = 16;
 constexpr int kMinUnitsPerSplit = 3; // k128 units; fewer do not fill the pipeline once
 constexpr int kMaxStages = 8;
-constexpr int kReservedSharedBytesPerBlock = 1024; // taken by the driver from each resident CTA
 // Tiles of the batch-invariant mode: one path for every token count, a compromise between decode and prefill.
 constexpr int kInvariantRoutedTokens = 32;
 constexpr int kInvariantSharedTokens = 64;
@@ -119,7 +118,8 @@ struct Cut {
     bool can_double() const {
         const int doubled = 2 * num_splits;
         return num_tiles > 0 && doubled <= kMaxSplits && k / 128 / doubled >= kMinUnitsPerSplit &&
-               plan::can_split(tile.num_rows * tile.num_tokens, num_tiles, doubled);
+               tile.num_rows * tile.num_tokens <= plan::kMaxSplitTileElements &&
+               num_tiles * doubled <= plan::kMaxSplitTasks / 2;
     }
 };
 
@@ -160,11 +160,6 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
         .shared_l2 = shared_l2.num_splits};
 }
 
-int shared_bytes_limit(const DeviceFacts& device, int num_ctas_per_sm) {
-    const int share = device.shared_bytes_per_sm / std::max(num_ctas_per_sm, 1) - kReservedSharedBytesPerBlock;
-    return std::min(device.shared_bytes_per_block, share);
-}
-
 Config combine(const Problem& problem, const DeviceFacts& device, const Load& routed, const Load& shared) {
     const int per_sm = ctas_per_sm(device.arch, routed.tile);
     Config config{.arch = device.arch,
@@ -183,19 +178,14 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_math_warpgroups = kNumMathWarpgroups,
         .num_threads = kNumThreads,
         .num_ctas_per_sm = per_sm};
-    const int room = shared_bytes_limit(device, per_sm) - (total_shared_bytes(config) - stage_bytes(config));
-    config.num_stages = std::clamp(room / stage_bytes(config), 1, kMaxStages);
+    config.num_stages = std::clamp(plan::max_num_stages(config), 1, kMaxStages);
     return config;
 }
 
 } // namespace
 
 DeviceFacts default_device(Architecture arch) {
-    constexpr int kSharedBytesPerBlock = 232448, kSharedBytesPerSM = 233472; // both architectures
-    return {.arch = arch,
-        .num_sms = arch == Architecture::kSM90 ? 132 : 148,
-        .shared_bytes_per_block = kSharedBytesPerBlock,
-        .shared_bytes_per_sm = kSharedBytesPerSM};
+    return {.arch = arch, .num_sms = arch == Architecture::kSM90 ? 132 : 148};
 }
 
 double expected_tokens_per_expert(const Problem& problem) {
@@ -232,10 +222,10 @@ std::vector<Config> all_configs(
     return configs;
 }
 
-const char* config_fault(const Config& config, const DeviceFacts& device) {
+const char* config_fault(const Config& config) {
     if (config.num_stages < 2)
         return "fewer than two pipeline stages fit into shared memory";
-    if (total_shared_bytes(config) > shared_bytes_limit(device, config.num_ctas_per_sm))
+    if (plan::shared_memory_bytes(config) > plan::shared_memory_budget(config.num_ctas_per_sm))
         return "shared memory is exceeded";
     for (const int splits :
         {config.splits.routed_l1, config.splits.routed_l2, config.splits.shared_l1, config.splits.shared_l2})

@@ -20,7 +20,7 @@ std::vector<Config> all_configs(
 // Expected rows per expert when every rank has as many tokens as this one.
 double expected_tokens_per_expert(const Problem& problem);
 
-// Why this config cannot be launched on that device, or null.
-const char* config_fault(const Config& config, const DeviceFacts& device);
+// Why this config cannot be launched, or null.
+const char* config_fault(const Config& config);
 
 } // namespace deep_gemm_k3::heuristics

@@ -1,7 +1,8 @@
 #include "describe.hpp"
 
+#include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
-#include "shared_memory.hpp"
+#include "runtime/layout.hpp"
 
 #include <array>
 #include <stdexcept>
@@ -40,39 +41,31 @@ const char* name_of(const Named (&table)[N], int value) {
     return "?";
 }
 
-constexpr const char* kComponentNames[] = {"control", "input_x", "input_scales", "input_topk_idx", "input_topk_weights",
-    "metadata", "low_latency_rows", "rows", "row_flags", "partials", "pool_x", "pool_row_info", "pool_intermediate",
-    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters"};
-static_assert(std::size(kComponentNames) == plan::kNumComponents);
-
 const char* boolean(bool value) {
     return value ? "true" : "false";
 }
 
-// Collects `.name = value` lines.
+// Collects `.name = value` pairs.
 class Literal {
   public:
-    explicit Literal(int indent) : indent_(indent, ' ') {}
     Literal& field(const char* name, const std::string& value) {
-        text_ += indent_ + "." + name + " = " + value + ",\n";
+        text_ += (text_.empty() ? "{." : ", .") + std::string(name) + " = " + value;
         return *this;
     }
     Literal& field(const char* name, int value) { return field(name, std::to_string(value)); }
     Literal& field(const char* name, bool value) { return field(name, std::string(boolean(value))); }
-    const std::string& text() const { return text_; }
+    std::string text() const { return text_ + "}"; }
 
   private:
-    std::string indent_;
     std::string text_;
 };
 
-std::string braced(const Literal& literal, int indent) {
-    return "{\n" + literal.text() + std::string(indent, ' ') + "}";
-}
-
 std::string tile_literal(const TileShape& tile) {
-    return "{.num_rows = " + std::to_string(tile.num_rows) + ", .num_tokens = " + std::to_string(tile.num_tokens) +
-           ", .num_k = " + std::to_string(tile.num_k) + "}";
+    return Literal()
+        .field("num_rows", tile.num_rows)
+        .field("num_tokens", tile.num_tokens)
+        .field("num_k", tile.num_k)
+        .text();
 }
 
 Value tile_json(const TileShape& tile) {
@@ -85,12 +78,10 @@ Value shape_json(const BufferShape& s) {
         {"intermediate", s.intermediate}, {"shared_intermediate", s.shared_intermediate}};
 }
 
-constexpr const char* kArchitectureNames[] = {
-    "deep_gemm_k3::Architecture::kSM90", "deep_gemm_k3::Architecture::kSM100"};
-constexpr const char* kActivationLiterals[] = {"deep_gemm_k3::Activation::kSwiGLU", "deep_gemm_k3::Activation::kSiTU"};
-constexpr const char* kSharedOutputLiterals[] = {"deep_gemm_k3::SharedOutput::kNone",
-    "deep_gemm_k3::SharedOutput::kDense", "deep_gemm_k3::SharedOutput::kHiddenSharded",
-    "deep_gemm_k3::SharedOutput::kTokenOwner"};
+constexpr const char* kArchitectureLiterals[] = {"Architecture::kSM90", "Architecture::kSM100"};
+constexpr const char* kActivationLiterals[] = {"Activation::kSwiGLU", "Activation::kSiTU"};
+constexpr const char* kSharedOutputLiterals[] = {
+    "SharedOutput::kNone", "SharedOutput::kDense", "SharedOutput::kHiddenSharded", "SharedOutput::kTokenOwner"};
 
 } // namespace
 
@@ -109,7 +100,7 @@ const char* shared_output_name(SharedOutput output) {
 
 std::string config_literal(const Config& c) {
     const BufferShape& s = c.shape;
-    Literal shape(8);
+    Literal shape;
     shape.field("num_ranks", s.num_ranks)
         .field("num_experts", s.num_experts)
         .field("num_topk", s.num_topk)
@@ -118,14 +109,14 @@ std::string config_literal(const Config& c) {
         .field("hidden", s.hidden)
         .field("intermediate", s.intermediate)
         .field("shared_intermediate", s.shared_intermediate);
-    Literal splits(8);
+    Literal splits;
     splits.field("routed_l1", c.splits.routed_l1)
         .field("routed_l2", c.splits.routed_l2)
         .field("shared_l1", c.splits.shared_l1)
         .field("shared_l2", c.splits.shared_l2);
-    Literal config(4);
-    config.field("arch", std::string(kArchitectureNames[c.arch == Architecture::kSM100]))
-        .field("shape", braced(shape, 4))
+    Literal config;
+    config.field("arch", std::string(kArchitectureLiterals[c.arch == Architecture::kSM100]))
+        .field("shape", shape.text())
         .field("shared_hidden", c.shared_hidden)
         .field("activation", std::string(kActivationLiterals[static_cast<int>(c.activation)]))
         .field("shared_output", std::string(kSharedOutputLiterals[static_cast<int>(c.shared_output)]))
@@ -135,12 +126,12 @@ std::string config_literal(const Config& c) {
         .field("has_statistics", c.has_statistics)
         .field("routed_tile", tile_literal(c.routed_tile))
         .field("shared_tile", tile_literal(c.shared_tile))
-        .field("splits", braced(splits, 4))
+        .field("splits", splits.text())
         .field("num_stages", c.num_stages)
         .field("num_math_warpgroups", c.num_math_warpgroups)
         .field("num_threads", c.num_threads)
         .field("num_ctas_per_sm", c.num_ctas_per_sm);
-    return "deep_gemm_k3::Config" + braced(config, 0);
+    return config.text();
 }
 
 json::Value config_json(const Config& c) {
@@ -189,8 +180,6 @@ Problem problem_from_json(const json::Value& given) {
 DeviceFacts device_from_json(const json::Value& given) {
     DeviceFacts device = default_device(architecture_of(given.string_or("target", "sm_90a")));
     device.num_sms = given.int_or("num_sms", device.num_sms);
-    device.shared_bytes_per_block = given.int_or("shared_bytes_per_block", device.shared_bytes_per_block);
-    device.shared_bytes_per_sm = given.int_or("shared_bytes_per_sm", device.shared_bytes_per_sm);
     if (device.num_sms < 1)
         throw std::runtime_error("num_sms: wanted at least 1, given " + std::to_string(device.num_sms));
     return device;
@@ -200,8 +189,8 @@ json::Value byte_table(const BufferShape& shape) {
     json::Array rows;
     for (int i = 0; i < plan::kNumComponents; ++i) {
         const auto component = static_cast<plan::Component>(i);
-        rows.push_back(Object{{"name", kComponentNames[i]}, {"offset", plan::component_offset(shape, component)},
-            {"bytes", plan::component_bytes(shape, component)}});
+        rows.push_back(Object{{"name", runtime::component_name(i)},
+            {"offset", plan::component_offset(shape, component)}, {"bytes", plan::component_bytes(shape, component)}});
     }
     return Object{
         {"shape", shape_json(shape)}, {"components", std::move(rows)}, {"total_bytes", plan::total_bytes(shape)}};
@@ -209,14 +198,15 @@ json::Value byte_table(const BufferShape& shape) {
 
 json::Value explain(const Problem& problem, const DeviceFacts& device) {
     const Config config = choose_config(problem, device);
-    const char* fault = config_fault(config, device);
+    const char* fault = config_fault(config);
     return Object{{"config", config_json(config)}, {"literal", config_literal(config)},
         {"target", target_name(config.arch)}, {"num_sms", device.num_sms},
         {"grid", device.num_sms * config.num_ctas_per_sm}, {"num_tokens", problem.num_tokens},
         {"num_shared_tokens", problem.num_shared_tokens}, {"batch_invariant", problem.batch_invariant},
         {"expected_tokens_per_expert", expected_tokens_per_expert(problem)},
-        {"shared_memory", Object{{"bytes_per_stage", stage_bytes(config)},
-                              {"bytes_per_cta", total_shared_bytes(config)}, {"limit", device.shared_bytes_per_block}}},
+        {"shared_memory",
+            Object{{"bytes_per_stage", plan::stage_bytes(config)}, {"bytes_per_cta", plan::shared_memory_bytes(config)},
+                {"limit", plan::shared_memory_budget(config.num_ctas_per_sm)}}},
         {"fault", fault ? Value(fault) : Value()}, {"buffer", byte_table(config.shape)}};
 }
 

@@ -8,7 +8,7 @@
 
 namespace deep_gemm_k3::heuristics {
 
-// A C++20 expression with every field named.
+// A designated initialiser in one line, for code inside the namespace deep_gemm_k3.
 std::string config_literal(const Config& config);
 json::Value config_json(const Config& config);
 

@@ -7,9 +7,7 @@ namespace deep_gemm_k3::heuristics {
 
 struct DeviceFacts {
     Architecture arch;
-    int num_sms;                // the rank's share of the device
-    int shared_bytes_per_block; // most that one CTA may use
-    int shared_bytes_per_sm;
+    int num_sms; // the rank's share of the device
 };
 
 // Everything a launch depends on. `signature` fields are compared between ranks; the two token counts are not among

@@ -55,6 +55,7 @@ constexpr uint64_t kCallCount = 768;       // u32: host-side count of calls begu
 constexpr uint64_t kPublicationCount = 1024;                                        // u32 [source rank], a line each
 constexpr uint64_t kHostBarrier = kPublicationCount + kMaxNumRanks * 128;           // u32 [source rank], a line each
 constexpr uint64_t kAbortText = kHostBarrier + kMaxNumRanks * 128;                  // AbortText: what a host reports
+constexpr uint64_t kExecutorHeader = 32768;  // 128 bytes that the CPU executor shows to its peers
 constexpr uint64_t kBytes = 65536;
 }  // namespace control
 
@@ -151,17 +152,6 @@ DG_HOST_DEVICE constexpr uint64_t component_offset(const BufferShape& s, Compone
 }
 DG_HOST_DEVICE constexpr uint64_t total_bytes(const BufferShape& s) {
     return component_offset(s, Component::kNumComponents);
-}
-
-// ---- K splits. A quarter of the split tasks belongs to each GEMM phase, in the order of SplitCounts. How many routed tiles
-// there are is known only when all ranks' tokens have been counted: where the configured count does not fit, the phase is
-// not split.
-constexpr int kMaxSplitTasksPerPhase = kMaxSplitTasks / 4;
-DG_HOST_DEVICE constexpr bool can_split(int num_tile_elements, int num_tiles, int num_splits) {
-    return num_tile_elements <= kMaxSplitTileElements && num_tiles <= kMaxSplitTasksPerPhase / num_splits;
-}
-DG_HOST_DEVICE constexpr int num_effective_splits(const TileShape& tile, int num_tiles, int num_splits) {
-    return can_split(tile.num_rows * tile.num_tokens, num_tiles, num_splits) ? num_splits : 1;
 }
 
 // ---- addresses inside components, in bytes from the start of the component

@@ -1,0 +1,13 @@
+#include "launch.hpp"
+
+#include <stdexcept>
+
+namespace deep_gemm_k3::impls {
+
+void prepare(Plan&, const runtime::Buffer&) {}
+
+void launch_on_device(runtime::Buffer&, const Plan&, const checks::Call& call) {
+    throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": no kernel is available for this device");
+}
+
+} // namespace deep_gemm_k3::impls

@@ -1,0 +1,118 @@
+#include "plan_store.hpp"
+
+#include "jit_kernels/heuristics/config.hpp"
+#include "jit_kernels/heuristics/describe.hpp"
+#include "launch.hpp"
+
+namespace deep_gemm_k3::impls {
+
+namespace {
+
+constexpr size_t kMaxPlans = 4096; // a serving process sees a few hundred pairs of counts
+
+std::mutex store_mutex;
+
+SharedOutput output_of(checks::Entry entry) {
+    return static_cast<SharedOutput>(static_cast<int>(entry));
+}
+
+} // namespace
+
+SignatureBits signature_of(const checks::Call& call) {
+    SignatureBits bits = static_cast<SignatureBits>(call.shared_hidden());
+    const auto append = [&](uint64_t value, int width) { bits = bits << width | value; };
+    append(static_cast<uint64_t>(call.entry), 2);
+    append(call.activation_kind() == Activation::kSiTU, 1);
+    append(call.activation_clamp.has_value(), 1);
+    append(call.fast_math, 1);
+    append(call.tensor(checks::Tensor::kStatistics).present, 1);
+    append(call.batch_invariant, 1);
+    return bits;
+}
+
+heuristics::Problem problem_of(const checks::Call& call) {
+    return {.shape = call.shape(),
+        .num_tokens = static_cast<int>(call.num_tokens()),
+        .num_shared_tokens = static_cast<int>(call.num_shared_tokens()),
+        .shared_hidden = static_cast<int>(call.shared_hidden()),
+        .activation = call.activation_kind(),
+        .shared_output = output_of(call.entry),
+        .has_clamp = call.activation_clamp.has_value(),
+        .fast_math = call.fast_math,
+        .has_rms_norm = call.has_shared(),
+        .has_statistics = call.tensor(checks::Tensor::kStatistics).present,
+        .batch_invariant = call.batch_invariant};
+}
+
+heuristics::DeviceFacts device_of(const runtime::Buffer& buffer) {
+    heuristics::DeviceFacts device = heuristics::default_device(heuristics::architecture_of(buffer.spec.target));
+    if (buffer.spec.num_sms > 0)
+        device.num_sms = buffer.spec.num_sms;
+    return device;
+}
+
+json::Value describe_signature(const checks::Call& call) {
+    const heuristics::Problem problem = problem_of(call);
+    const BufferShape& s = problem.shape;
+    const json::Object common = {{"activation", heuristics::activation_name(problem.activation)},
+        {"has_clamp", problem.has_clamp}, {"fast_math", problem.fast_math}, {"has_rms_norm", problem.has_rms_norm},
+        {"has_statistics", problem.has_statistics}, {"batch_invariant", problem.batch_invariant},
+        {"shared_hidden", problem.shared_hidden}, {"target", call.buffer->spec.target}, {"num_ranks", s.num_ranks},
+        {"num_experts", s.num_experts}, {"num_topk", s.num_topk}, {"hidden", s.hidden},
+        {"intermediate_hidden", s.intermediate}, {"shared_intermediate_hidden", s.shared_intermediate},
+        {"num_max_tokens_per_rank", s.num_max_tokens}, {"num_max_shared_tokens", s.num_max_shared_tokens}};
+    json::Object signature = common, description = common;
+    signature["entry"] = checks::entry_name(call.entry);
+    description["shared_output"] = heuristics::shared_output_name(problem.shared_output);
+    description["num_sms"] = device_of(*call.buffer).num_sms;
+    return json::Object{{"signature", std::move(signature)}, {"problem", std::move(description)},
+        {"device", call.buffer->spec.device}, {"device_index", call.buffer->spec.device_index}};
+}
+
+bool PlanStore::is_ready(SignatureBits signature) {
+    const std::lock_guard lock(mutex_);
+    return ready_.contains(signature);
+}
+
+void PlanStore::set_ready(SignatureBits signature) {
+    const std::lock_guard lock(mutex_);
+    ready_.insert(signature);
+}
+
+std::shared_ptr<const Plan> PlanStore::plan(SignatureBits signature, const checks::Call& call) {
+    const Key key{
+        signature, static_cast<uint64_t>(call.num_tokens()) << 32 | static_cast<uint64_t>(call.num_shared_tokens())};
+    const std::lock_guard lock(mutex_);
+    if (const auto found = plans_.find(key); found != plans_.end())
+        return found->second;
+    const heuristics::DeviceFacts device = device_of(*call.buffer);
+    auto plan = std::make_shared<Plan>();
+    plan->problem = problem_of(call);
+    plan->config = heuristics::choose_config(plan->problem, device);
+    plan->literal = heuristics::config_literal(plan->config);
+    plan->json = heuristics::config_json(plan->config).dump();
+    plan->num_ctas = device.num_sms * plan->config.num_ctas_per_sm;
+    if (target_ == LaunchTarget::kAuto)
+        prepare(*plan, *call.buffer);
+    if (plans_.size() >= kMaxPlans)
+        plans_.clear();
+    plans_.emplace(key, plan);
+    return plan;
+}
+
+void PlanStore::set_target(LaunchTarget target) {
+    const std::lock_guard lock(mutex_);
+    target_ = target;
+    plans_.clear(); // made for another target
+}
+
+PlanStore& store_of(runtime::Buffer& buffer) {
+    const std::lock_guard lock(store_mutex);
+    if (!buffer.launch_state) {
+        buffer.launch_state = new PlanStore;
+        buffer.free_launch_state = [](void* state) { delete static_cast<PlanStore*>(state); };
+    }
+    return *static_cast<PlanStore*>(buffer.launch_state);
+}
+
+} // namespace deep_gemm_k3::impls

@@ -1,0 +1,65 @@
+// What a buffer remembers between calls: which signatures are ready, and the plan of every pair of token counts seen.
+#pragma once
+
+#include "checks/call.hpp"
+#include "jit_kernels/heuristics/problem.hpp"
+#include "runtime/registry.hpp"
+#include "utils/json.hpp"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace deep_gemm_k3::impls {
+
+struct Plan {
+    heuristics::Problem problem;
+    Config config;
+    std::string literal; // source form of the config
+    std::string json;    // for launch records and logs
+    int num_ctas;
+    int64_t kernel = 0; // of the launch layer; 0 on targets without one
+};
+
+enum class LaunchTarget : int { kAuto = 0, kNull = 1 };
+
+// Everything that ranks compare and kernels are compiled from, in one word. Token counts are no part of it.
+using SignatureBits = uint64_t;
+SignatureBits signature_of(const checks::Call& call);
+heuristics::Problem problem_of(const checks::Call& call);
+heuristics::DeviceFacts device_of(const runtime::Buffer& buffer);
+// {"signature": what ranks compare, "problem": what all_configs takes}
+json::Value describe_signature(const checks::Call& call);
+
+class PlanStore {
+  public:
+    bool is_ready(SignatureBits signature);
+    void set_ready(SignatureBits signature);
+    // Made on first use; lives as long as someone holds it.
+    std::shared_ptr<const Plan> plan(SignatureBits signature, const checks::Call& call);
+
+    void set_target(LaunchTarget target);
+    LaunchTarget target() const { return target_; }
+
+  private:
+    struct Key {
+        SignatureBits signature;
+        uint64_t counts;
+        bool operator==(const Key&) const = default;
+    };
+    struct KeyHash {
+        size_t operator()(const Key& key) const { return (key.signature * 0x9E3779B97F4A7C15u) ^ key.counts; }
+    };
+
+    std::mutex mutex_;
+    LaunchTarget target_ = LaunchTarget::kAuto;
+    std::unordered_set<SignatureBits> ready_;
+    std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans_;
+};
+
+// The store of a buffer, made on first use and freed with it.
+PlanStore& store_of(runtime::Buffer& buffer);
+
+} // namespace deep_gemm_k3::impls
