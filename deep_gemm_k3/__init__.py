@@ -13,12 +13,19 @@ if TYPE_CHECKING:
 
 # public name -> module that holds it
 _PUBLIC: dict[str, str] = {
+    "Plan": ".mega.plan",
     "PublicationWorkspace": ".mega.publication",
     "SymmBuffer": ".mega.buffer",
+    "fp8_fp4_mega_moe": ".mega.api",
+    "fp8_fp4_mega_moe_bf16_shared": ".mega.api",
+    "fp8_fp4_mega_moe_bf16_shared_rs": ".mega.api",
+    "fp8_fp4_mega_moe_bf16_shared_sp_rs": ".mega.api",
     "get_symm_buffer_for_mega_moe": ".mega.buffer",
     "local_world": ".mega.local_world",
+    "supports_bf16_shared_independent_tokens": ".probes",
     "transform_sf_into_required_layout": ".utils.layout",
     "transform_weights_for_mega_moe": ".mega.weights",
+    "warmup": ".mega.plan",
 }
 
 _SUBMODULES = ("bench", "demo", "doctor", "emulator", "envs", "jit", "mega", "ops", "probes", "testing", "utils")

@@ -1,10 +1,12 @@
 // The one operator behind the four public entries: arguments -> checks -> first call of a signature -> plan -> launch.
 #include "callbacks.hpp"
 #include "checks/call.hpp"
+#include "checks/shape.hpp"
 #include "jit_kernels/impls/launch.hpp"
 #include "jit_kernels/impls/plan_store.hpp"
 #include "runtime/registry.hpp"
 
+#include "deep_gemm_k3/params.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 
 #include <optional>
@@ -102,15 +104,21 @@ void read_values(Call& call, HostValues& copies, const StableTensor& buffer, con
     }
 }
 
+// Collective on the host the first time, free afterwards.
+void make_ready(int64_t handle, impls::PlanStore& store, impls::SignatureBits signature, const Call& call) {
+    if (store.is_ready(signature))
+        return;
+    impls::refuse_first_call_in_capture(call);
+    const std::string error = callbacks::first_call(handle, impls::describe_signature(call).dump());
+    if (!error.empty())
+        throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + error);
+    store.set_ready(signature);
+}
+
 void run(int64_t handle, runtime::Buffer& buffer, const Call& call) {
     impls::PlanStore& store = impls::store_of(buffer);
     const impls::SignatureBits signature = impls::signature_of(call);
-    if (!store.is_ready(signature)) {
-        const std::string error = callbacks::first_call(handle, impls::describe_signature(call).dump());
-        if (!error.empty())
-            throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + error);
-        store.set_ready(signature);
-    }
+    make_ready(handle, store, signature, call);
     const std::shared_ptr<const impls::Plan> plan = store.plan(signature, call);
     if (store.target() == impls::LaunchTarget::kNull)
         return;
@@ -161,12 +169,35 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
     run(handle, buffer, call);
 }
 
+// The first call's work without a call: options by name, as deep_gemm_k3.mega.plan.warmup passes them.
+void warm_up(int64_t handle, std::string options) {
+    const json::Value given = json::parse(options);
+    runtime::Buffer& buffer = runtime::use_buffer(handle);
+    Call call;
+    call.entry = static_cast<checks::Entry>(given.int_at("entry") & 3);
+    call.buffer = &buffer;
+    call.activation = given.string_or("activation", "swiglu");
+    call.fast_math = given.bool_or("fast_math", true);
+    call.batch_invariant = given.bool_or("batch_invariant", false);
+    if (given.bool_or("has_clamp", false))
+        call.activation_clamp = 0.0;
+    call.tensors[static_cast<int>(checks::Tensor::kStatistics)].present = given.bool_or("has_statistics", false);
+    call.tensors[static_cast<int>(checks::Tensor::kSharedX)].sizes[1] = given.int_or("shared_hidden", 0);
+    heuristics::Problem problem = impls::problem_of(call);
+    checks::require_problem(problem);
+    make_ready(handle, impls::store_of(buffer), impls::signature_of(call), call);
+}
+
 // "null" stops before the launch, so that what the host costs can be measured.
 void set_launch_target(int64_t handle, std::string target) {
     if (target != "auto" && target != "null")
         throw std::runtime_error("set_launch_target: wanted 'auto' or 'null', given '" + target + "'");
     impls::store_of(runtime::find_buffer(handle))
         .set_target(target == "null" ? impls::LaunchTarget::kNull : impls::LaunchTarget::kAuto);
+}
+
+int64_t params_bytes() {
+    return sizeof(Params);
 }
 
 } // namespace
@@ -179,6 +210,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
           "Tensor(d!)? shared_rs_workspace, Tensor? shared_rs_flags, Tensor? shared_rs_peer_ptrs, "
           "Tensor(e!)? cumulative_local_expert_recv_stats, int[] recipe, str activation, float? activation_clamp, "
           "bool fast_math, float? situ_beta, float? situ_linear_beta, bool batch_invariant, str validate) -> ()");
+    m.def("warm_up(int handle, str options) -> ()");
+    m.def("params_bytes() -> int");
     m.def("list_checks() -> str");
     m.def("set_launch_target(int handle, str target) -> ()");
 }
@@ -192,6 +225,8 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CUDA, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
+    m.impl("warm_up", TORCH_BOX(&deep_gemm_k3::warm_up));
+    m.impl("params_bytes", TORCH_BOX(&deep_gemm_k3::params_bytes));
     m.impl("list_checks", TORCH_BOX(&deep_gemm_k3::checks::list_checks));
     m.impl("set_launch_target", TORCH_BOX(&deep_gemm_k3::set_launch_target));
 }

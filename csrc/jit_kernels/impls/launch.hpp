@@ -8,6 +8,9 @@ namespace deep_gemm_k3::impls {
 // Once per plan: finds the loaded kernel and makes sure that its CTAs are resident together. Nothing on the CPU.
 void prepare(Plan& plan, const runtime::Buffer& buffer);
 
+// A first call compiles and waits for peers; a stream that records a graph cannot wait. Names the call to make before.
+void refuse_first_call_in_capture(const checks::Call& call);
+
 // Runs one call on the CPU through the lent executor; on failure all ranks are told.
 void launch_on_cpu(int64_t handle, runtime::Buffer& buffer, const Plan& plan, const checks::Call& call);
 

@@ -1,0 +1,248 @@
+"""The fused calls. Names and positional order are those of upstream DeepGEMM; what is ours are keywords at the end.
+
+Common to all four. T = ``y.size(0)`` routed tokens of this rank, H and I the routed widths, E_local = experts per rank, S =
+``shared_x.size(0)`` shared tokens, Hs and Is the shared widths (Is: this rank's slice).
+
+* The caller has filled the first T rows of ``sym_buffer.x``, ``x_sf``, ``topk_idx`` and ``topk_weights``. After the call, in
+  stream order, every input may be overwritten. In a CUDA graph T and S are frozen: rows of -1 stand for missing tokens.
+* ``l1_weights`` and ``l2_weights`` are pairs made by ``transform_weights_for_mega_moe`` for the buffer's target.
+* ``cumulative_local_expert_recv_stats``: int32 [E_local]; the rows received for each local expert are added.
+* ``fast_math`` allows exponentials and divisions with relative errors below 2^-20. ``situ_beta`` and ``situ_linear_beta``
+  belong to activation ``'situ'``, ``activation_clamp`` to ``'swiglu'``.
+* ``batch_invariant=True``: a token's bits depend neither on the other tokens, nor their number, nor the number of ranks.
+* ``validate='device'`` also reads expert ids, generation and peer addresses back to the host, which waits for the stream;
+  with ``'host'`` the kernel checks what it can. CPU tensors are always checked.
+
+A call runs, or raises ``RuntimeError`` (``TypeError`` for an argument of another type) before anything is launched. The
+message names the argument, what was wanted, what was given, and the check's id in brackets. Outputs are then untouched,
+and in a group of several ranks the others stop as well: the buffer has to be made anew. The first call of a signature (all
+but the token counts) on a buffer is collective on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from .. import ops
+from .buffer import SymmBuffer
+
+_mega_moe = ops.mega_moe
+
+_ROUTED, _DENSE, _HIDDEN_SHARDED, _TOKEN_OWNER = range(4)
+
+WeightPair = tuple[torch.Tensor, torch.Tensor]
+
+
+def fp8_fp4_mega_moe(
+    y: torch.Tensor,
+    l1_weights: WeightPair,
+    l2_weights: WeightPair,
+    sym_buffer: SymmBuffer,
+    shared_l1_weights: WeightPair | None = None,
+    shared_l2_weights: WeightPair | None = None,
+    cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+    recipe: Sequence[int] = (1, 1, 32),
+    activation: str = "swiglu",
+    activation_clamp: float | None = None,
+    fast_math: bool = True,
+    situ_beta: float | None = None,
+    situ_linear_beta: float | None = None,
+    *,
+    batch_invariant: bool = False,
+    validate: str = "host",
+) -> None:
+    """Dispatch, routed experts and combine in one launch: y = sum over top-k of weight * expert(x).
+
+    ``y``: BF16 [T, H], written. No norm, no shared expert: ``shared_l1_weights`` and ``shared_l2_weights`` must be None
+    (FP8-scaled shared experts are not served). ``activation_clamp`` bounds gate from above and up on both sides.
+    """
+    try:
+        _mega_moe(
+            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle, _ROUTED,
+            None, _first(shared_l1_weights), _first(shared_l2_weights), None, None, None, None, None, None,
+            cumulative_local_expert_recv_stats, recipe, activation, activation_clamp, fast_math, situ_beta,
+            situ_linear_beta, batch_invariant, validate,
+        )  # fmt: skip
+    except Exception as error:
+        _raise_explained(error, "fp8_fp4_mega_moe", locals())
+
+
+def fp8_fp4_mega_moe_bf16_shared(
+    y: torch.Tensor,
+    shared_y: torch.Tensor,
+    l1_weights: WeightPair,
+    l2_weights: WeightPair,
+    shared_x: torch.Tensor,
+    shared_l1_weights: torch.Tensor,
+    shared_l2_weights: torch.Tensor,
+    rms_weight: torch.Tensor,
+    rms_epsilon: float,
+    sym_buffer: SymmBuffer,
+    cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+    recipe: Sequence[int] = (1, 1, 32),
+    activation: str = "situ",
+    fast_math: bool = True,
+    situ_beta: float | None = None,
+    situ_linear_beta: float | None = None,
+    *,
+    batch_invariant: bool = False,
+    validate: str = "host",
+) -> None:
+    """The routed call with RMSNorm, and the BF16 shared expert with a dense output, in one launch.
+
+    ``y``: BF16 [T, H], written: the normed routed sum, ``rms_weight`` BF16 [H]. ``shared_y``: BF16 [S, Hs], written: this
+    rank's partial of the shared expert. ``shared_x``: BF16 [S, Hs]; ``shared_l1_weights``: BF16 [2 * Is, Hs], rows [gate;
+    up]; ``shared_l2_weights``: BF16 [Hs, Is]. S is independent of T, up to the buffer's ``num_max_shared_tokens``.
+    """
+    try:
+        _mega_moe(
+            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle, _DENSE,
+            shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, shared_y, None, None, None,
+            cumulative_local_expert_recv_stats, recipe, activation, None, fast_math, situ_beta, situ_linear_beta,
+            batch_invariant, validate,
+        )  # fmt: skip
+    except Exception as error:
+        _raise_explained(error, "fp8_fp4_mega_moe_bf16_shared", locals())
+
+
+def fp8_fp4_mega_moe_bf16_shared_rs(
+    y: torch.Tensor,
+    l1_weights: WeightPair,
+    l2_weights: WeightPair,
+    shared_x: torch.Tensor,
+    shared_l1_weights: torch.Tensor,
+    shared_l2_weights: torch.Tensor,
+    rms_weight: torch.Tensor,
+    rms_epsilon: float,
+    shared_rs_workspace: torch.Tensor,
+    shared_rs_flags: torch.Tensor,
+    shared_rs_peer_ptrs: torch.Tensor,
+    sym_buffer: SymmBuffer,
+    cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+    recipe: Sequence[int] = (1, 1, 32),
+    activation: str = "situ",
+    fast_math: bool = True,
+    situ_beta: float | None = None,
+    situ_linear_beta: float | None = None,
+    *,
+    batch_invariant: bool = False,
+    validate: str = "host",
+) -> None:
+    """As ``fp8_fp4_mega_moe_bf16_shared``, but each rank's shared partial is published by columns.
+
+    Rank d receives columns [d * Hs / ranks, (d + 1) * Hs / ranks) of every rank's partial in its ``shared_rs_workspace``:
+    BF16 [generations >= 3, tokens >= S, ranks, Hs / ranks], zero or not; only the rows below S of generation
+    ``shared_rs_flags[0]`` are written. ``shared_rs_flags``: int32, at least 9, on the device; [2] holds the workspace's
+    bytes per generation. ``shared_rs_peer_ptrs``: int64 [ranks], every rank's workspace as this process addresses it.
+    S must be equal on all ranks. Work ordered after the call on every rank sees the whole payload.
+    """
+    try:
+        _mega_moe(
+            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle,
+            _HIDDEN_SHARDED, shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, None,
+            shared_rs_workspace, shared_rs_flags, shared_rs_peer_ptrs, cumulative_local_expert_recv_stats, recipe,
+            activation, None, fast_math, situ_beta, situ_linear_beta, batch_invariant, validate,
+        )  # fmt: skip
+    except Exception as error:
+        _raise_explained(error, "fp8_fp4_mega_moe_bf16_shared_rs", locals())
+
+
+def fp8_fp4_mega_moe_bf16_shared_sp_rs(
+    y: torch.Tensor,
+    l1_weights: WeightPair,
+    l2_weights: WeightPair,
+    shared_x: torch.Tensor,
+    shared_l1_weights: torch.Tensor,
+    shared_l2_weights: torch.Tensor,
+    rms_weight: torch.Tensor,
+    rms_epsilon: float,
+    shared_rs_workspace: torch.Tensor,
+    shared_rs_flags: torch.Tensor,
+    shared_rs_peer_ptrs: torch.Tensor,
+    sym_buffer: SymmBuffer,
+    cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+    recipe: Sequence[int] = (1, 1, 32),
+    activation: str = "situ",
+    fast_math: bool = True,
+    situ_beta: float | None = None,
+    situ_linear_beta: float | None = None,
+    *,
+    batch_invariant: bool = False,
+    validate: str = "host",
+) -> None:
+    """As ``fp8_fp4_mega_moe_bf16_shared_rs``, but each token's partials go to the rank that owns it, at full width.
+
+    ``shared_x`` holds the gathered tokens in rank order, S / ranks for each. Rank d receives its own tokens in
+    ``shared_rs_workspace``: BF16 [generations >= 1, tokens >= S / ranks, ranks, Hs].
+    """
+    try:
+        _mega_moe(
+            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle,
+            _TOKEN_OWNER, shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, None,
+            shared_rs_workspace, shared_rs_flags, shared_rs_peer_ptrs, cumulative_local_expert_recv_stats, recipe,
+            activation, None, fast_math, situ_beta, situ_linear_beta, batch_invariant, validate,
+        )  # fmt: skip
+    except Exception as error:
+        _raise_explained(error, "fp8_fp4_mega_moe_bf16_shared_sp_rs", locals())
+
+
+# ---------------------------------------------------------------------------------------------------- when it went wrong
+def _first(weights: Any) -> torch.Tensor | None:
+    return weights[0] if isinstance(weights, tuple) else weights
+
+
+_PAIRS = ("l1_weights", "l2_weights")
+_OPTIONAL_TENSORS = {"cumulative_local_expert_recv_stats"}
+_NOT_TENSORS = {"sym_buffer", "recipe", "activation", "activation_clamp", "fast_math", "situ_beta", "situ_linear_beta"}
+_NOT_TENSORS |= {"rms_epsilon", "batch_invariant", "validate", "error"}
+_NUMBERS = ("rms_epsilon", "activation_clamp", "situ_beta", "situ_linear_beta")
+
+
+def _type_fault(arguments: dict[str, Any]) -> str | None:
+    """The first argument that is not of the documented type, in the message form of all checks."""
+    routed = "shared_x" not in arguments
+    for name, value in arguments.items():
+        if name in _PAIRS:
+            good = (
+                isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(t, torch.Tensor) for t in value)
+            )
+            wanted = "a pair (weight, sf) of tensors"
+        elif name in _NUMBERS:
+            good = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+            wanted = "a number"
+        elif name in ("activation", "validate"):
+            good, wanted = isinstance(value, str), "a string"
+        elif name == "recipe":
+            good = isinstance(value, tuple | list) and all(isinstance(item, int) for item in value)
+            wanted = "(1, 1, 32)"
+        elif name in ("fast_math", "batch_invariant"):
+            good, wanted = isinstance(value, bool), "True or False"
+        elif name in _NOT_TENSORS or (routed and name.startswith("shared_")):
+            continue
+        else:
+            # None stands for an absent tensor; whether one may be absent is checked with the rest.
+            good = isinstance(value, torch.Tensor) or (value is None and name != "y")
+            wanted = "a tensor"
+        if not good:
+            return f"{name}: wanted {wanted}, given {value if value is None else type(value).__name__}"
+    return None
+
+
+def _raise_explained(error: Exception, entry: str, arguments: dict[str, Any]) -> NoReturn:
+    """Raise what a caller can act on: the exception behind a callback's text, a type fault by name, or `error` itself."""
+    pending = ops.take_pending()
+    if pending is not None:
+        raise pending
+    buffer = arguments["sym_buffer"]
+    if not isinstance(buffer, SymmBuffer):
+        raise TypeError(f"{entry}: sym_buffer: wanted a SymmBuffer, given {type(buffer).__name__}") from error
+    fault = _type_fault(arguments)
+    if fault is None:
+        raise error
+    message = f"{entry}: {fault} [type]"
+    if buffer.num_ranks > 1:
+        buffer.abort_peers(message)
+    raise TypeError(message) from error
