@@ -1,6 +1,6 @@
 // The only home of offsets inside a CTA's dynamic shared memory, for the kernel, the host planner and the tests.
 //
-// [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][barriers][scheduler][combine]
+// [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][tasks][barriers][roles]
 // A stage holds, for a routed tile, tokens then one weight unit per 64 rows; for a shared-expert tile, weights then tokens.
 #pragma once
 #include "../config.cuh"
@@ -48,21 +48,19 @@ DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) { retu
 DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
     return c.num_math_warpgroups * kWarpsPerWarpgroup * c.routed_tile.num_tokens * 2;
 }
-// Full and empty barrier of every stage, then the scheduler's own.
-constexpr int kNumSchedulerBarriers = 8;
-DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) { return (2 * c.num_stages + kNumSchedulerBarriers) * 8; }
-
-// ---- the other roles' memory, see plan/roles_memory.cuh
-DG_HOST_DEVICE constexpr int scheduler_bytes(const Config& c) { return roles_memory_bytes(c); }
-DG_HOST_DEVICE constexpr int combine_bytes(const Config& c) { return c.num_threads / 32 * 16; }
+// Task records between the producer and the math warps: one per stage and one for the tile in its epilogue.
+constexpr int kTaskRecordBytes = 48;
+DG_HOST_DEVICE constexpr int task_bytes(const Config& c) { return (c.num_stages + 1) * kTaskRecordBytes; }
+// Full and empty barrier of every stage.
+DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) { return 2 * c.num_stages * 8; }
 
 struct SharedMemoryLayout {
     int stages;
     int staging;
     int scale_codes;
+    int tasks;
     int barriers;
-    int scheduler;
-    int combine;
+    int scheduler; // Context::roles
     int total;
 };
 
@@ -71,10 +69,10 @@ DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c
     layout.stages = 0;
     layout.staging = layout.stages + c.num_stages * stage_bytes(c);
     layout.scale_codes = layout.staging + c.num_math_warpgroups * staging_bytes_per_warpgroup(c);
-    layout.barriers = align_up(layout.scale_codes + scale_code_bytes(c), 16);
-    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 128);  // Context::roles
-    layout.combine = align_up(layout.scheduler + scheduler_bytes(c), 16);
-    layout.total = align_up(layout.combine + combine_bytes(c), 128);
+    layout.tasks = align_up(layout.scale_codes + scale_code_bytes(c), 16);
+    layout.barriers = layout.tasks + task_bytes(c);
+    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 128);
+    layout.total = layout.scheduler + roles_memory_bytes(c);
     return layout;
 }
 

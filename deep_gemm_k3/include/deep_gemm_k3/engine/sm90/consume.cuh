@@ -1,0 +1,81 @@
+// The math warpgroups: for every task the mainloop, then the tile's sink. They only ever wait for the ring.
+//
+//   per task:  first stage arrives, record ->
+//              routed: row information -> mainloop -> [splits] -> to_pool (L1) | to_peer (L2)
+//              shared:                    mainloop -> [splits] -> intermediate (L1) | output or publication (L2)
+#pragma once
+#include "../../epilogue/split.cuh"
+#include "../../epilogue/to_peer.cuh"
+#include "../../epilogue/to_pool.cuh"
+#include "../../epilogue/to_shared.cuh"
+#include "routed.cuh"
+#include "shared.cuh"
+
+namespace deep_gemm_k3::engine {
+
+template <Config C>
+__device__ __forceinline__ void consume_routed(
+    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline) {
+    const sched::Task& task = record.task;
+    using Mainloop = RoutedMainloop<C>;
+    const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
+    const int first_row = task.row_tile * C.routed_tile.num_rows + ctx.warp_idx / 4 * Mainloop::kNumBlocks * plan::kUnitRows;
+    if (first_row >= sched::num_weight_rows(C, task.phase)) {
+        Mainloop::skip(ctx, pipeline, record.num_stages);
+        return;
+    }
+    epilogue::TokenRows<Mainloop::kTokens> rows;
+    typename Mainloop::Accumulators acc;
+    // The first stage has arrived, and whoever gathered its tokens wrote their row information before.
+    if (is_l1)
+        epilogue::ToPool<C>(ctx).load_rows(task, rows);
+    else
+        epilogue::ToPeer<C>(ctx).load_rows(task, rows);
+    Mainloop(ctx).run(ctx, pipeline, record.num_stages, acc);
+    if constexpr (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1) {
+        using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
+        if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
+            return;
+    }
+    if (is_l1)
+        epilogue::ToPool<C>(ctx).finish(task, rows, acc);
+    else
+        epilogue::ToPeer<C>(ctx).finish(task, rows, acc);
+}
+
+template <Config C>
+__device__ __forceinline__ void consume_shared(
+    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline) {
+    const sched::Task& task = record.task;
+    using Mainloop = SharedMainloop<C>;
+    typename Mainloop::Accumulators acc;
+    Mainloop::run(ctx, pipeline, record.num_stages, acc);
+    if constexpr (C.splits.shared_l1 > 1 || C.splits.shared_l2 > 1) {
+        using Splits = epilogue::SplitReduction<C, 1, Mainloop::kNumAccumulators>;
+        if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
+            return;
+    }
+    if (task.phase == sched::Phase::kSharedL1)
+        epilogue::SharedToIntermediate<C>(ctx).finish(task, acc);
+    else
+        epilogue::SharedToOutput<C>(ctx).finish(task, acc);
+}
+
+// Called by all math warpgroups.
+template <Config C>
+__device__ __forceinline__ void consume(const sched::Context& ctx) {
+    Pipeline<C> pipeline(ctx.shared);
+#pragma unroll 1
+    while (true) {
+        pipeline.wait_full(ctx);
+        const TaskRecord& record = pipeline.next_record(ctx);
+        if (record.num_stages == 0)
+            break;
+        if (!sched::is_shared(record.task.phase))
+            consume_routed<C>(ctx, record, pipeline);
+        else if constexpr (C.has_shared())
+            consume_shared<C>(ctx, record, pipeline);
+    }
+}
+
+} // namespace deep_gemm_k3::engine

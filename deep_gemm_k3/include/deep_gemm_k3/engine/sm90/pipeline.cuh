@@ -1,0 +1,105 @@
+// The ring of shared-memory stages between the producer lane and the math warps of a CTA.
+//
+// full[s]   1 arrival (the producer lane's, with the bytes it expects) plus the bytes themselves; math warps wait.
+// empty[s]  one arrival per math warp once its reads of the stage are done; the producer waits.
+//
+//   producer  --copies + expect_tx-->  full[s]   --wait-->  math warps
+//   producer  <--wait--                empty[s]  <--arrive (per warp)--
+//
+// Only the producer walks the task list. It writes each task into a small ring of records before it completes the task's
+// first stage; the math warps read it there, so that nothing about a task lives in their registers during a mainloop. A
+// record is free again when a stage of a later task is released by all math warps: at most num_stages tasks are in the
+// ring of stages and one more in its epilogue, hence num_stages + 1 records. A record without stages ends the list.
+//
+// Neither side can wait for something the other never does; after an abort both carry on to the end of the list.
+#pragma once
+#include "../../plan/shared_memory.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../../sched/task.cuh"
+#include "../../sync/wait.cuh"
+
+namespace deep_gemm_k3::engine {
+
+constexpr uint32_t kNumFullArrivals = 1;
+DG_HOST_DEVICE constexpr uint32_t num_empty_arrivals(const Config& c) {
+    return c.num_math_warpgroups * plan::kWarpsPerWarpgroup;
+}
+
+// A task as the math warps find it.
+struct alignas(16) TaskRecord {
+    sched::Task task;
+    int num_stages; // 0: there are no more tasks
+};
+static_assert(sizeof(TaskRecord) == plan::kTaskRecordBytes);
+
+// K stages of a task.
+DG_HOST_DEVICE constexpr sched::StageRange task_stages(const Config& c, const sched::Task& task) {
+    const int stage_k = sched::is_shared(task.phase) ? c.shared_tile.num_k : c.routed_tile.num_k;
+    return sched::split_stages(sched::num_k_columns(c, task.phase) / stage_k, task.split, task.num_splits);
+}
+
+// Position in the ring: 32-bit shared addresses only, so that a lean producer warp can keep it.
+template <Config C>
+struct Pipeline {
+    static constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
+    static constexpr uint32_t kStageBytes = plan::stage_bytes(C);
+    static constexpr uint32_t kNumStages = C.num_stages;
+
+    uint32_t base;    // start of shared memory
+    uint32_t stage;   // next stage
+    uint32_t parity;  // of the phase of full[stage] that the next fill completes
+    uint32_t record;  // next task record
+
+    __device__ __forceinline__ explicit Pipeline(const uint8_t* shared)
+        : base(ptx::shared_address(shared)), stage(0), parity(0), record(0) {}
+
+    __device__ __forceinline__ uint32_t address() const { return base + kLayout.stages + stage * kStageBytes; }
+    __device__ __forceinline__ uint32_t full(uint32_t s) const { return base + kLayout.barriers + s * 8; }
+    __device__ __forceinline__ uint32_t empty(uint32_t s) const { return full(s) + kNumStages * 8; }
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == kNumStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ TaskRecord& next_record(const sched::Context& ctx) {
+        TaskRecord* records = reinterpret_cast<TaskRecord*>(ctx.shared + kLayout.tasks);
+        TaskRecord& next = records[record];
+        record = record == kNumStages ? 0 : record + 1;
+        return next;
+    }
+    __device__ __forceinline__ uint32_t previous() const { return stage == 0 ? kNumStages - 1 : stage - 1; }
+
+    __device__ __forceinline__ void wait_full(const sched::Context& ctx) const {
+        const uint32_t barrier = full(stage), wanted = parity;
+        sync::wait_local(ctx, {sync::Role::kMath, sync::What::kStage, stage},
+            [=] { return ptx::mbarrier_try_wait(barrier, wanted); });
+    }
+    // The first pass over the ring finds every stage empty.
+    __device__ __forceinline__ void wait_empty(const sched::Context& ctx) const {
+        const uint32_t barrier = empty(stage), wanted = parity ^ 1;
+        sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, stage},
+            [=] { return ptx::mbarrier_try_wait(barrier, wanted); });
+    }
+    __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }
+
+    // Called by all lanes of a math warp whose reads of stage `s` are done.
+    __device__ __forceinline__ void release(int lane_idx, uint32_t s) const {
+        if (lane_idx == 0)
+            ptx::mbarrier_arrive(empty(s));
+    }
+};
+
+// Called by one thread in the prologue; the CTA synchronises afterwards.
+template <Config C>
+__device__ __forceinline__ void init_pipeline(const uint8_t* shared) {
+    const Pipeline<C> pipeline(shared);
+    for (uint32_t s = 0; s < pipeline.kNumStages; ++s) {
+        ptx::mbarrier_init(pipeline.full(s), kNumFullArrivals);
+        ptx::mbarrier_init(pipeline.empty(s), num_empty_arrivals(C));
+    }
+    ptx::fence_mbarrier_init();
+}
+
+} // namespace deep_gemm_k3::engine

@@ -1,0 +1,187 @@
+// The producer: one warp walks the CTA's tasks, its lane 0 fills the ring. A routed stage is one bulk copy of tokens plus
+// one per m64 block of weights; a shared stage is one tensor copy per 64-wide box of weights and of tokens.
+//
+// Weights need no dependency. So when a task's tokens are not ready, the weights of its first stages go out first, as far
+// as empty stages reach; the tokens follow, and with them the arrival that completes each of those stages.
+//
+//   per task:  wait for its first stage to be empty, write its record, then
+//              dependency met:  per stage: wait empty, expect all bytes, copies
+//              not yet:         weights into empty stages; wait; tokens and arrival of those; then as above
+#pragma once
+#include "../../plan/operand_tile.cuh"
+#include "../../ptx/copy.cuh"
+#include "../../sched/task.cuh"
+#include "../../sync/dependencies.cuh"
+#include "pipeline.cuh"
+
+namespace deep_gemm_k3::engine {
+
+// Addresses of one task's operands, advanced stage by stage.
+template <Config C>
+struct RoutedSource {
+    static constexpr uint32_t kTokenBytes = plan::routed_token_bytes(C.routed_tile);
+    static constexpr int kTileBlocks = C.routed_tile.num_rows / plan::kUnitRows;
+
+    const uint8_t* weights; // first m64 block, next stage
+    const uint8_t* tokens;
+    uint32_t block_stride;  // bytes between m64 blocks
+    uint32_t num_blocks;
+
+    __device__ __forceinline__ RoutedSource(const sched::Context& ctx, const sched::Task& task, int first_stage) {
+        const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
+        const int num_k = sched::num_k_columns(C, task.phase), num_rows = sched::num_weight_rows(C, task.phase);
+        const int first_block = task.row_tile * kTileBlocks;
+        block_stride = num_k / plan::kUnitK * plan::kUnitBytes;
+        num_blocks = min_of(kTileBlocks, num_rows / plan::kUnitRows - first_block);
+        const RoutedOperands& routed = ctx.params.routed;
+        weights = (is_l1 ? routed.l1_weight : routed.l2_weight) +
+                  (uint64_t(task.expert) * (num_rows / plan::kUnitRows) + first_block) * block_stride +
+                  first_stage * plan::kUnitBytes;
+        tokens = sched::component<C>(ctx, is_l1 ? plan::Component::kPoolX : plan::Component::kPoolIntermediate) +
+                 plan::operand_tile_offset(C.routed_tile.num_tokens, num_k, task.block, first_stage);
+    }
+    __device__ __forceinline__ uint32_t weight_bytes() const { return num_blocks * plan::kUnitBytes; }
+    __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
+    __device__ __forceinline__ void load_weights(ptx::CopyTarget to, uint64_t policy) {
+        const uint8_t* from = weights;
+        to.shared += kTokenBytes;
+#pragma unroll 1
+        for (uint32_t i = 0; i < num_blocks; ++i) {
+            ptx::bulk_load(to, from, plan::kUnitBytes, policy);
+            to.shared += plan::kUnitBytes;
+            from += block_stride;
+        }
+        weights += plan::kUnitBytes;
+    }
+    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to, uint64_t policy) {
+        ptx::bulk_load(to, tokens, kTokenBytes, policy);
+        tokens += kTokenBytes;
+    }
+};
+
+template <Config C>
+struct SharedSource {
+    static constexpr int kNumBoxes = C.shared_tile.num_k / plan::kSharedK;
+    static constexpr uint32_t kWeightBytes = plan::shared_weight_bytes(C.shared_tile);
+    static constexpr uint32_t kTokenBytes = plan::shared_token_bytes(C.shared_tile);
+
+    const SharedMaps& maps;
+    bool is_l1;
+    int weight_k, token_k; // next stage's first column
+    int row, token;
+
+    __device__ __forceinline__ SharedSource(const sched::Context& ctx, const sched::Task& task, int first_stage)
+        : maps(ctx.params.maps), is_l1(task.phase == sched::Phase::kSharedL1),
+          weight_k(first_stage * C.shared_tile.num_k), token_k(weight_k), row(task.row_tile * C.shared_tile.num_rows),
+          token(task.block * C.shared_tile.num_tokens) {}
+    __device__ __forceinline__ uint32_t weight_bytes() const { return kWeightBytes; }
+    __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
+    __device__ __forceinline__ void load_weights(ptx::CopyTarget to, uint64_t policy) {
+#pragma unroll 1
+        for (int i = 0; i < kNumBoxes; ++i) {
+            if (is_l1)
+                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, policy);
+            else
+                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, policy);
+            to.shared += kWeightBytes / kNumBoxes;
+            weight_k += plan::kSharedK;
+        }
+    }
+    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to, uint64_t policy) {
+        to.shared += kWeightBytes;
+#pragma unroll 1
+        for (int i = 0; i < kNumBoxes; ++i) {
+            ptx::tensor_load_2d(to, is_l1 ? &maps.x : &maps.intermediate, token_k, token, policy);
+            to.shared += kTokenBytes / kNumBoxes;
+            token_k += plan::kSharedK;
+        }
+    }
+};
+
+template <Config C>
+struct Producer {
+    const sched::Context& ctx;
+    Pipeline<C> pipeline;
+    uint64_t weight_policy, token_policy;
+
+    __device__ __forceinline__ explicit Producer(const sched::Context& context)
+        : ctx(context), pipeline(context.shared), weight_policy(ptx::policy_evict_normal()),
+          token_policy(ptx::policy_evict_last()) {}
+
+    __device__ __forceinline__ ptx::CopyTarget target() const {
+        return {pipeline.address(), pipeline.full(pipeline.stage)};
+    }
+
+    __device__ __forceinline__ void write_record(const sched::Task& task, int num_stages) {
+        TaskRecord& record = pipeline.next_record(ctx);
+        record.task = task;
+        record.num_stages = num_stages;
+    }
+
+    // Fills the ring with the stages of a task.
+    template <class Source>
+    __device__ __forceinline__ void fill(Source& source, const sched::Task& task, int num_stages) {
+        pipeline.wait_empty(ctx);
+        write_record(task, num_stages);
+        const sync::Dependency dependency = sync::dependency<C>(ctx, task);
+        int num_early = 0;
+        if (!sync::is_ready(dependency)) {
+            const Pipeline<C> first = pipeline;
+            const int limit = min_of(num_stages, C.num_stages);
+#pragma unroll 1
+            for (; num_early < limit && pipeline.is_empty(); ++num_early) {
+                ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
+                source.load_weights(target(), weight_policy);
+                pipeline.advance();
+            }
+            pipeline = first;
+            sync::wait_ready(ctx, dependency, task.block);
+#pragma unroll 1
+            for (int k = 0; k < num_early; ++k) {
+                ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());
+                source.load_tokens(target(), token_policy);
+                pipeline.advance();
+            }
+        }
+#pragma unroll 1
+        for (int k = num_early; k < num_stages; ++k) {
+            pipeline.wait_empty(ctx);
+            ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
+            source.load_weights(target(), weight_policy);
+            source.load_tokens(target(), token_policy);
+            pipeline.advance();
+        }
+    }
+
+    __device__ __forceinline__ void finish() {
+        pipeline.wait_empty(ctx);
+        write_record({}, 0);
+        ptx::mbarrier_arrive(pipeline.full(pipeline.stage));
+    }
+};
+
+// Called by the producer warp. All its copies are waited for by the math warps of the CTA.
+template <Config C>
+__device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIterator<C>& tasks) {
+    Producer<C> producer(ctx);
+    sched::Task task;
+#pragma unroll 1
+    while (tasks.next(task)) {
+        if (ctx.lane_idx == 0) {
+            const sched::StageRange range = task_stages(C, task);
+            if (!sched::is_shared(task.phase)) {
+                RoutedSource<C> source(ctx, task, range.begin);
+                producer.fill(source, task, range.end - range.begin);
+            } else if constexpr (C.has_shared()) {
+                SharedSource<C> source(ctx, task, range.begin);
+                producer.fill(source, task, range.end - range.begin);
+            }
+        }
+        __syncwarp();
+    }
+    if (ctx.lane_idx == 0)
+        producer.finish();
+    __syncwarp();
+}
+
+} // namespace deep_gemm_k3::engine

@@ -1,0 +1,162 @@
+// Mainloop of a routed tile: 256 weight rows x one token tile, K in stages of 128. Each math warpgroup owns two m64
+// blocks. Weights go from packed shared memory through registers (dequantise.cuh) into operand A; tokens are operand B.
+//
+// A stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are computed
+// while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one group into
+// the next stage: then all its wgmmas have retired.
+#pragma once
+#include "../../ptx/matrix.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "../../sched/task.cuh"
+#include "dequantise.cuh"
+#include "pipeline.cuh"
+
+namespace deep_gemm_k3::engine {
+
+template <Config C>
+struct RoutedMainloop {
+    static constexpr int kTokens = C.routed_tile.num_tokens;
+    static constexpr int kNumBlocks = C.routed_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
+    static constexpr int kNumAccumulators = kTokens / 2;                                               // per block
+    static constexpr int kBlocksPerStage = 4;                                                          // k32 blocks
+    // Registers decide both: two CTAs per SM leave 104, 128 tokens take 128 for the accumulators.
+    static constexpr int kGroupBlocks = kTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
+    static constexpr bool kPrefetch = C.num_ctas_per_sm == 1;
+    static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
+    static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
+
+    using Accumulators = float[kNumBlocks][kNumAccumulators];
+    using Fragments = uint32_t[kNumBlocks][8 * kGroupBlocks];
+
+    // Packed weights of this thread: 16 bytes per block and k64 half, scales of rows g and g + 8.
+    struct Packed {
+        ptx::Vector4 codes[2][kNumBlocks];
+        ptx::Vector2 scales[kNumBlocks];
+    };
+
+    uint32_t codes_offset;  // of this thread inside a stage
+    uint32_t scales_offset;
+
+    __device__ __forceinline__ explicit RoutedMainloop(const sched::Context& ctx) {
+        const uint32_t warpgroup = ctx.warp_idx / 4, warp = ctx.warp_idx % 4;
+        const uint32_t first = plan::routed_token_bytes(C.routed_tile) + warpgroup * kNumBlocks * plan::kUnitBytes;
+        codes_offset = first + (ctx.thread_idx % 128) * 16;
+        scales_offset = first + plan::kUnitCodeBytes + (warp * 8 + ctx.lane_idx / 4) * 8;
+    }
+
+    template <int kHalf>
+    __device__ __forceinline__ void load_half(uint32_t stage, Packed& packed) const {
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m) {
+            packed.codes[kPrefetch ? kHalf : 0][m] =
+                ptx::load_shared_16(stage + codes_offset + m * plan::kUnitBytes + kHalf * 2048);
+            if constexpr (kHalf == 0)
+                packed.scales[m] = ptx::load_shared_8(stage + scales_offset + m * plan::kUnitBytes);
+        }
+    }
+
+    template <int kBlock>
+    __device__ __forceinline__ void dequantise_block(const Packed& packed, Fragments& fragments) const {
+        constexpr int kHalf = kPrefetch ? kBlock / 2 : 0, kWord = (kBlock & 1) * 2;
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m) {
+            const ptx::Vector4& codes = packed.codes[kHalf][m];
+            dequantise(codes.word[kWord], codes.word[kWord + 1], scale_pair<kBlock>(packed.scales[m].word[0]),
+                scale_pair<kBlock>(packed.scales[m].word[1]), &fragments[m][8 * (kBlock % kGroupBlocks)]);
+        }
+    }
+
+    template <int kGroup>
+    __device__ __forceinline__ void multiply(uint32_t stage, Fragments& fragments, Accumulators& acc) const {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < 2 * kGroupBlocks; ++j) {
+            const int step = kGroup * kGroupBlocks * 2 + j; // k16 step of the stage
+            const uint64_t tokens = ptx::wgmma_descriptor(stage + step / 4 * kTokens * 128 + step % 4 * 32);
+#pragma unroll
+            for (int m = 0; m < kNumBlocks; ++m)
+                ptx::Wgmma<kTokens>::from_registers(acc[m], &fragments[m][4 * j], tokens);
+        }
+        ptx::wgmma_commit();
+    }
+
+    static __device__ __forceinline__ void keep(Fragments& fragments) {
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < 8 * kGroupBlocks; ++i) ptx::keep(fragments[m][i]);
+    }
+
+    // Where registers are short, the next group's fragments may not be computed before a buffer is free for them.
+    static __device__ __forceinline__ void keep(Packed& packed) {
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) ptx::keep(packed.codes[0][m].word[i]);
+    }
+
+    // One wgmma group of a stage: fragments, then the multiplications, then the previous group retires.
+    template <int kGroup>
+    __device__ __forceinline__ void run_group(
+        uint32_t stage, Packed& packed, Fragments (&fragments)[2], Accumulators& acc) const {
+        constexpr int kFirst = kGroup * kGroupBlocks;
+        if constexpr (!kPrefetch && kFirst % 2 == 0)
+            load_half<kFirst / 2>(stage, packed);
+        dequantise_block<kFirst>(packed, fragments[kGroup & 1]);
+        if constexpr (kGroupBlocks == 2)
+            dequantise_block<kFirst + 1>(packed, fragments[kGroup & 1]);
+        if constexpr (kPrefetch && kFirst + kGroupBlocks == 2)
+            load_half<1>(stage, packed);
+        multiply<kGroup>(stage, fragments[kGroup & 1], acc);
+        ptx::wgmma_wait<1>();
+        keep(fragments[(kGroup & 1) ^ 1]);
+        if constexpr (!kPrefetch)
+            keep(packed);
+    }
+
+    __device__ __forceinline__ void run(
+        const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
+        Fragments fragments[2];
+        Packed packed;
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i) acc[m][i] = 0.f;
+#pragma unroll 1
+        for (int k = 0; k < num_stages; ++k) {
+            pipeline.wait_full(ctx);
+            const uint32_t stage = pipeline.address();
+            if constexpr (kPrefetch)
+                load_half<0>(stage, packed);
+            run_group<0>(stage, packed, fragments, acc);
+            if (k > 0)
+                pipeline.release(ctx.lane_idx, pipeline.previous());
+            run_group<1>(stage, packed, fragments, acc);
+            if constexpr (kNumGroups == 4) {
+                run_group<2>(stage, packed, fragments, acc);
+                run_group<3>(stage, packed, fragments, acc);
+            }
+            pipeline.advance();
+        }
+        ptx::wgmma_wait<0>();
+        keep(fragments[0]);
+        keep(fragments[1]);
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i) ptx::keep(acc[m][i]);
+        pipeline.release(ctx.lane_idx, pipeline.previous());
+    }
+
+    // A warpgroup without rows in the last tile only keeps the ring turning.
+    static __device__ __forceinline__ void skip(const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages) {
+#pragma unroll 1
+        for (int k = 0; k < num_stages; ++k) {
+            pipeline.wait_full(ctx);
+            pipeline.release(ctx.lane_idx, pipeline.stage);
+            pipeline.advance();
+        }
+    }
+};
+
+} // namespace deep_gemm_k3::engine

@@ -1,0 +1,51 @@
+// Mainloop of a shared-expert tile: 128 weight rows x one token tile, BF16 from shared memory on both sides. Each math
+// warpgroup owns one m64 block. A stage holds num_k / 64 weight boxes, then as many token boxes, all 128-byte swizzled.
+#pragma once
+#include "../../ptx/wgmma.cuh"
+#include "../../sched/task.cuh"
+#include "pipeline.cuh"
+
+namespace deep_gemm_k3::engine {
+
+template <Config C>
+struct SharedMainloop {
+    static constexpr int kTokens = C.shared_tile.num_tokens;
+    static constexpr int kNumAccumulators = kTokens / 2;
+    static constexpr int kNumBoxes = C.shared_tile.num_k / plan::kSharedK;
+    static constexpr uint32_t kWeightBoxBytes = C.shared_tile.num_rows * 128;
+    static constexpr uint32_t kTokenBoxBytes = kTokens * 128;
+    static_assert(C.shared_tile.num_rows == C.num_math_warpgroups * plan::kUnitRows && kTokens >= 16);
+
+    using Accumulators = float[1][kNumAccumulators];
+
+    static __device__ __forceinline__ void run(
+        const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages, Accumulators& acc) {
+        const uint32_t first_row = ctx.warp_idx / 4 * plan::kUnitRows * 128;
+#pragma unroll
+        for (int i = 0; i < kNumAccumulators; ++i) acc[0][i] = 0.f;
+#pragma unroll 1
+        for (int k = 0; k < num_stages; ++k) {
+            pipeline.wait_full(ctx);
+            const uint32_t weights = pipeline.address() + first_row;
+            const uint32_t tokens = pipeline.address() + kNumBoxes * kWeightBoxBytes;
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < kNumBoxes * 4; ++step) {
+                const uint32_t box = step / 4, inside = step % 4 * 32;
+                ptx::Wgmma<kTokens>::from_shared(acc[0], ptx::wgmma_descriptor(weights + box * kWeightBoxBytes + inside),
+                    ptx::wgmma_descriptor(tokens + box * kTokenBoxBytes + inside));
+            }
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<1>();
+            if (k > 0)
+                pipeline.release(ctx.lane_idx, pipeline.previous());
+            pipeline.advance();
+        }
+        ptx::wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kNumAccumulators; ++i) ptx::keep(acc[0][i]);
+        pipeline.release(ctx.lane_idx, pipeline.previous());
+    }
+};
+
+} // namespace deep_gemm_k3::engine

@@ -1,0 +1,149 @@
+// SiTU and SwiGLU as scalar functions, for kernels and for g++.
+//
+//   SiTU(gate, up)   = beta * tanh(gate / beta) * sigmoid(gate) * linear_beta * tanh(up / linear_beta)
+//   SwiGLU(gate, up) = gate * sigmoid(gate) * up
+//
+// Exact mode: IEEE division, expf, tanhf. Fast mode: relative errors below 2^-20, near zero too. Betas may be subnormal:
+// the fast division multiplies by a power of two and then by the reciprocal of a number in [1, 2), so that it neither
+// overflows nor flushes where the quotient does not.
+#pragma once
+#if !defined(__CUDACC_RTC__)
+#include <cmath>
+#endif
+#include "../config.cuh"
+#include "../types.cuh"
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include "../ptx/convert.cuh"
+#endif
+
+namespace deep_gemm_k3::epilogue {
+
+// ---- primitives
+DG_HOST_DEVICE inline uint32_t float_bits(float x) {
+    return __builtin_bit_cast(uint32_t, x);
+}
+DG_HOST_DEVICE inline float bits_float(uint32_t x) {
+    return __builtin_bit_cast(float, x);
+}
+DG_HOST_DEVICE inline float exponential(float x) {
+#if defined(__CUDA_ARCH__)
+    return ::expf(x);
+#else
+    return std::exp(x);
+#endif
+}
+DG_HOST_DEVICE inline float tanh_exact(float x) {
+#if defined(__CUDA_ARCH__)
+    return ::tanhf(x);
+#else
+    return std::tanh(x);
+#endif
+}
+// 1/x and 2^x within 2^-22.
+DG_HOST_DEVICE inline float reciprocal_fast(float x) {
+#if defined(__CUDA_ARCH__)
+    return ptx::reciprocal_approximate(x);
+#else
+    return 1.f / x;
+#endif
+}
+DG_HOST_DEVICE inline float exp2_fast(float x) {
+#if defined(__CUDA_ARCH__)
+    return ptx::exp2_approximate(x);
+#else
+    return std::exp2(x);
+#endif
+}
+DG_HOST_DEVICE inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+    return ::fmaf(a, b, c);
+#else
+    return std::fma(a, b, c);
+#endif
+}
+
+// Odd polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel.
+DG_HOST_DEVICE inline float tanh_fast(float x) {
+    const float magnitude = bits_float(float_bits(x) & 0x7FFFFFFFu);
+    const float square = x * x;
+    float series = fused_multiply_add(1.573944092e-2f, square, -5.230396241e-2f);
+    series = fused_multiply_add(series, square, 1.331529766e-1f);
+    series = fused_multiply_add(series, square, -3.333276808e-1f);
+    const float small = fused_multiply_add(series * square, x, x);
+    const float power = exp2_fast(magnitude * 2.885390082f); // e^(2 |x|)
+    const float large = fused_multiply_add(-2.f, reciprocal_fast(power + 1.f), 1.f);
+    return magnitude < 0.55f ? small : bits_float(float_bits(large) | (float_bits(x) & 0x80000000u));
+}
+
+// ---- division by a positive number that may be subnormal
+template <bool kFastMath>
+struct Divisor {
+    float value;
+    float power;      // fast mode: value ~ 1 / (power * reciprocal)
+    float reciprocal; // in (0.5, 2^24]
+
+    DG_HOST_DEVICE explicit Divisor(float divisor) : value(divisor), power(1.f), reciprocal(1.f) {
+        if constexpr (kFastMath) {
+            const bool is_subnormal = divisor < 1.17549435e-38f;
+            const float scaled = is_subnormal ? divisor * 16777216.f : divisor; // 2^24
+            const int exponent = static_cast<int>(float_bits(scaled) >> 23) - 127 - (is_subnormal ? 24 : 0);
+            const int first = exponent < -127 ? 127 : (exponent > 126 ? -126 : -exponent);
+            const float mantissa = bits_float((float_bits(scaled) & 0x007FFFFFu) | 0x3F800000u);
+            power = bits_float(static_cast<uint32_t>(first + 127) << 23);
+            reciprocal = bits_float(static_cast<uint32_t>(-exponent - first + 127) << 23) / mantissa;
+        }
+    }
+    DG_HOST_DEVICE float divide(float x) const {
+        if constexpr (kFastMath)
+            return (x * power) * reciprocal;
+        else
+            return x / value;
+    }
+};
+
+template <bool kFastMath>
+DG_HOST_DEVICE inline float sigmoid(float x) {
+    const float denominator = 1.f + exponential(-x);
+    if constexpr (kFastMath)
+        return reciprocal_fast(denominator);
+    else
+        return 1.f / denominator;
+}
+
+// ---- the activations, on gates and ups that are already rounded to BF16
+template <bool kFastMath>
+struct SiTU {
+    Divisor<kFastMath> beta, linear_beta;
+
+    DG_HOST_DEVICE SiTU(float beta_value, float linear_beta_value) : beta(beta_value), linear_beta(linear_beta_value) {}
+    DG_HOST_DEVICE static float tanh(float x) {
+        if constexpr (kFastMath)
+            return tanh_fast(x);
+        else
+            return tanh_exact(x);
+    }
+    DG_HOST_DEVICE float operator()(float gate, float up) const {
+        const float gated = beta.value * tanh(beta.divide(gate)) * sigmoid<kFastMath>(gate);
+        return gated * (linear_beta.value * tanh(linear_beta.divide(up)));
+    }
+};
+
+template <bool kFastMath>
+struct SwiGLU {
+    DG_HOST_DEVICE float operator()(float gate, float up) const {
+        if constexpr (kFastMath)
+            return gate * sigmoid<true>(gate) * up;
+        else
+            return gate / (1.f + exponential(-gate)) * up;
+    }
+};
+
+// The gate is clamped above, the up value on both sides. A NaN stays NaN.
+DG_HOST_DEVICE inline float clamp_gate(float gate, float limit) {
+    return gate > limit ? limit : gate;
+}
+DG_HOST_DEVICE inline float clamp_up(float up, float limit) {
+    return up > limit ? limit : (up < -limit ? -limit : up);
+}
+
+} // namespace deep_gemm_k3::epilogue

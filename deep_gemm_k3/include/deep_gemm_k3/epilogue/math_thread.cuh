@@ -1,0 +1,63 @@
+// A thread of a math warpgroup as the epilogues see it, and the scratch its warpgroup owns.
+#pragma once
+#include "../plan/shared_memory.cuh"
+#include "../ptx/convert.cuh"
+#include "../ptx/matrix.cuh"
+#include "../ptx/memory.cuh"
+#include "../ptx/sync.cuh"
+#include "../sched/task.cuh"
+
+namespace deep_gemm_k3::epilogue {
+
+struct MathThread {
+    uint32_t warpgroup;
+    uint32_t warp;   // of the warpgroup
+    uint32_t thread; // of the warpgroup
+    uint32_t lane;
+    uint32_t row;  // lane / 4: row of an 8x8 matrix
+    uint32_t pair; // lane % 4: its two columns
+
+    // Reads the thread index anew: nothing derived from it occupies a register during the mainloop.
+    __device__ __forceinline__ MathThread() {
+        const uint32_t index = ptx::thread_index();
+        warpgroup = index / 128;
+        warp = index / 32 % 4;
+        thread = index % 128;
+        lane = index % 32;
+        row = lane / 4;
+        pair = lane % 4;
+    }
+
+    // All threads of this warpgroup.
+    __device__ __forceinline__ void sync() const {
+        ptx::barrier_sync(static_cast<ptx::NamedBarrier>(static_cast<int>(ptx::NamedBarrier::kMathGroup0) + warpgroup), 128);
+    }
+};
+
+template <Config C>
+__device__ __forceinline__ uint32_t staging_address(const sched::Context& ctx, const MathThread& me) {
+    constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
+    return ptx::shared_address(ctx.shared) + kLayout.staging + me.warpgroup * plan::staging_bytes_per_warpgroup(C);
+}
+
+// Two accumulators of adjacent tokens, rounded to BF16 and kept as floats.
+__device__ __forceinline__ void round_to_bf16(float& first, float& second) {
+    const uint32_t packed = ptx::float_to_bf16x2(second, first);
+    first = __uint_as_float(packed << 16);
+    second = __uint_as_float(packed & 0xFFFF0000u);
+}
+
+// Row information of the tokens of one pool block: each lane keeps that of tokens lane, lane + 32, ...; shuffles hand it
+// to the lane that needs it. Loaded at the start of a tile, after its first stage has arrived, and used at its end.
+template <int kTokens>
+struct TokenRows {
+    static constexpr int kPerLane = ceil_div(kTokens, 32);
+    uint32_t low[kPerLane], high[kPerLane];
+
+    template <int kIndex>
+    static __device__ __forceinline__ uint32_t token(uint32_t lane) {
+        return (lane + 32 * kIndex) % kTokens;
+    }
+};
+
+} // namespace deep_gemm_k3::epilogue

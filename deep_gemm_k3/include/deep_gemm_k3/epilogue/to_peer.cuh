@@ -1,0 +1,65 @@
+// Sink of a finished routed L2 tile: BF16 partials of (token, top-k slot), stored bitwise complemented straight into the
+// source rank's buffer. A zero there means "not yet": NaN leaves the conversion only as 0x7FFF, so a complement is never
+// zero. The stores carry their own arrival; no fence, no flag.
+#pragma once
+#include "../plan/workspace.cuh"
+#include "transpose.cuh"
+
+namespace deep_gemm_k3::epilogue {
+
+template <Config C>
+struct ToPeer {
+    static constexpr int kTokens = C.routed_tile.num_tokens;
+    static constexpr int kPass = tokens_per_pass(C, kTokens);
+    using Rows = TokenRows<kTokens>;
+    using Accumulators = float[2][kTokens / 2];
+
+    const sched::Context& ctx;
+    MathThread me;
+
+    __device__ __forceinline__ explicit ToPeer(const sched::Context& context) : ctx(context) {}
+
+    // Addresses of the tokens' partials on their source ranks.
+    __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
+        const auto* info = sched::component<C>(ctx, plan::Component::kPoolRowInfo) +
+                           uint64_t(task.block) * kTokens * sizeof(plan::RowInfo);
+#pragma unroll
+        for (int i = 0; i < Rows::kPerLane; ++i) {
+            const uint32_t token = (me.lane + 32 * i) % kTokens;
+            uint64_t address = 0;
+            if (token < static_cast<uint32_t>(task.num_valid_tokens)) {
+                const ptx::Word16 row = ptx::load_relaxed_sys_v4(info + token * sizeof(plan::RowInfo));
+                address = reinterpret_cast<uint64_t>(
+                    sched::peer_component<C>(ctx, row.y, plan::Component::kPartials) + plan::partial_offset(C.shape, row.x));
+            }
+            rows.low[i] = static_cast<uint32_t>(address);
+            rows.high[i] = static_cast<uint32_t>(address >> 32);
+        }
+    }
+
+    __device__ __forceinline__ void finish(const sched::Task& task, const Rows& rows, const Accumulators& acc) const {
+        const uint32_t staging = staging_address<C>(ctx, me);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            const uint32_t first_row = task.row_tile * C.routed_tile.num_rows + (me.warpgroup * 2 + m) * plan::kUnitRows;
+#pragma unroll
+            for (int pass = 0; pass < kTokens; pass += kPass) {
+                stage_transposed<kPass>(me, staging, acc[m], pass / 8, 0xFFFFFFFFu);
+                me.sync();
+                for_each_staged<kPass>(
+                    me, staging, [&](int first, uint32_t token, uint32_t chunk, const ptx::Vector4& v) {
+                        const int index = (pass + first) / 32; // the same for all 16 tokens of a visit
+                        const uint32_t from = (pass + token) & 31;
+                        const uint64_t low = __shfl_sync(0xFFFFFFFFu, rows.low[index], from);
+                        const uint64_t high = __shfl_sync(0xFFFFFFFFu, rows.high[index], from);
+                        if (pass + static_cast<int>(token) < task.num_valid_tokens)
+                            ptx::store_relaxed_sys_v4(reinterpret_cast<void*>((low | high << 32) +
+                                (first_row + chunk * 8) * 2), {v.word[0], v.word[1], v.word[2], v.word[3]});
+                    });
+                me.sync();
+            }
+        }
+    }
+};
+
+} // namespace deep_gemm_k3::epilogue

@@ -1,0 +1,144 @@
+// Sink of a finished routed L1 tile: 256 rows = 128 intermediate columns, one k128 unit of the block's L2 operand.
+//
+// In every m64 block the 16 rows of a warp are 8 gates and the 8 ups of the same columns, so a thread holds both of a
+// (column, token). A warp owns 16 columns (8 of each of its two blocks); warps w and w ^ 1 share a group of 32 and
+// exchange its scale codes through shared memory. The values are rounded to E4M3 and expanded again to the BF16 operand
+// value * 2^(s + 8), which is exact.
+//
+//   all warps: activate -> codes to shared memory -> barrier -> quantise, transpose (stmatrix), 16-byte stores
+//              -> proxy fence -> barrier -> one arrival on the block's L1 counter
+#pragma once
+#include "../plan/operand_tile.cuh"
+#include "../plan/workspace.cuh"
+#include "../sync/dependencies.cuh"
+#include "activation.cuh"
+#include "math_thread.cuh"
+#include "quantise.cuh"
+
+namespace deep_gemm_k3::epilogue {
+
+template <Config C>
+struct ToPool {
+    static constexpr int kTokens = C.routed_tile.num_tokens;
+    static constexpr int kNumGroups = kTokens / 8; // of 8 tokens
+    using Rows = TokenRows<kTokens>;
+    using Accumulators = float[2][kTokens / 2];
+
+    const sched::Context& ctx;
+    MathThread me;
+
+    __device__ __forceinline__ explicit ToPool(const sched::Context& context) : ctx(context) {}
+
+    // Routing weights of the block's tokens.
+    __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
+        const auto* info = reinterpret_cast<const plan::RowInfo*>(
+            sched::component<C>(ctx, plan::Component::kPoolRowInfo)) + uint64_t(task.block) * kTokens;
+#pragma unroll
+        for (int i = 0; i < Rows::kPerLane; ++i)
+            rows.low[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
+    }
+
+    __device__ __forceinline__ float activate(float gate, float up) const {
+        const Scalars& s = ctx.params.scalars;
+        if constexpr (C.has_clamp) {
+            gate = clamp_gate(gate, s.activation_clamp);
+            up = clamp_up(up, s.activation_clamp);
+        }
+        if constexpr (C.activation == Activation::kSiTU)
+            return SiTU<C.fast_math>(s.situ_beta, s.situ_linear_beta)(gate, up);
+        else
+            return SwiGLU<C.fast_math>()(gate, up);
+    }
+
+    __device__ __forceinline__ uint32_t codes_address(uint32_t warp) const {
+        constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
+        return ptx::shared_address(ctx.shared) + kLayout.scale_codes + (me.warpgroup * 4 + warp) * kTokens * 2 + me.pair * 4;
+    }
+
+    // Replaces acc[b][4j], acc[b][4j + 1] by the weighted activations of two tokens; returns the scale codes of the
+    // warp's 16 columns for both.
+    __device__ __forceinline__ uint32_t activate_group(int j, const Rows& rows, Accumulators& acc) const {
+        float amax[2] = {0.f, 0.f};
+        float weight[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            weight[i] = __uint_as_float(__shfl_sync(0xFFFFFFFFu, rows.low[j / 4], (8 * j + 2 * me.pair + i) & 31));
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+            float* a = &acc[b][4 * j];
+            round_to_bf16(a[0], a[1]);
+            round_to_bf16(a[2], a[3]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                a[i] = activate(a[i], a[2 + i]) * weight[i];
+                amax[i] = fmaxf(amax[i], fabsf(a[i]));
+            }
+        }
+        uint32_t codes = scale_code(amax[0]) | scale_code(amax[1]) << 16;
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2)
+            codes = ptx::max_u16x2(codes, __shfl_xor_sync(0xFFFFFFFFu, codes, distance));
+        return codes;
+    }
+
+    // Two values of adjacent tokens to E4M3 and on to a pair of BF16 operands.
+    static __device__ __forceinline__ uint32_t requantise(float first, float second, uint32_t codes) {
+        const uint32_t code[2] = {codes & 0xFFFFu, codes >> 16};
+        const uint32_t halves = ptx::e4m3x2_to_half2(
+            ptx::float_to_e4m3x2(second * inverse_scale(code[1]), first * inverse_scale(code[0])));
+        return ptx::float_to_bf16x2(ptx::half_to_float(static_cast<uint16_t>(halves >> 16)) * operand_scale(code[1]),
+            ptx::half_to_float(static_cast<uint16_t>(halves)) * operand_scale(code[0]));
+    }
+
+    // Groups j and j + 1 (or the only one): 16 columns of up to 16 tokens through the warp's own 512 bytes of scratch.
+    __device__ __forceinline__ void store_groups(
+        int j, const uint32_t* codes, const Accumulators& acc, uint8_t* tile, uint32_t scratch) const {
+        constexpr int kPaired = kNumGroups > 1 ? 2 : 1;
+        uint32_t matrix[4];
+#pragma unroll
+        for (int i = 0; i < kPaired; ++i)
+#pragma unroll
+            for (int b = 0; b < 2; ++b)
+                matrix[2 * i + b] = requantise(acc[b][4 * (j + i)], acc[b][4 * (j + i) + 1], codes[i]);
+        // Lane 8 * (2 * i + b) + r addresses token 8 * i + r, block b; odd groups of four tokens swap their two chunks.
+        const uint32_t to_token = (me.lane >> 4) * 8 + (me.lane & 7), to_block = (me.lane >> 3) & 1;
+        const uint32_t to = scratch + to_token * 32 + ((to_block ^ ((to_token >> 2) & 1)) << 4);
+        if constexpr (kPaired == 2)
+            ptx::store_matrix_x4_transposed(to, matrix);
+        else
+            ptx::store_matrix_x2_transposed(to, matrix[0], matrix[1]);
+        __syncwarp();
+        const uint32_t token = me.lane >> 1, block = (me.lane & 1) ^ ((token >> 2) & 1);
+        if (kPaired == 2 || me.lane < 16) {
+            const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
+            *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, 8 * j + token,
+                8 * me.warpgroup + 2 * me.warp + block)) = chunk;
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void finish(const sched::Task& task, const Rows& rows, Accumulators& acc) const {
+        uint32_t codes[kNumGroups];
+#pragma unroll
+        for (int j = 0; j < kNumGroups; ++j) {
+            codes[j] = activate_group(j, rows, acc);
+            if (me.row == 0)
+                ptx::store_shared_4(codes_address(me.warp) + j * 16, codes[j]);
+        }
+        me.sync();
+        uint8_t* tile = sched::component<C>(ctx, plan::Component::kPoolIntermediate) +
+                        plan::operand_tile_offset(kTokens, C.shape.intermediate, task.block, task.row_tile);
+        const uint32_t scratch = staging_address<C>(ctx, me) + me.warp * 512;
+#pragma unroll
+        for (int j = 0; j < kNumGroups; ++j)
+            codes[j] = ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + j * 16));
+#pragma unroll
+        for (int j = 0; j < kNumGroups; j += 2) store_groups(j, &codes[j], acc, tile, scratch);
+        ptx::fence_proxy_async_global();
+        me.sync();
+        if (me.thread == 0)
+            sync::arrive_block_l1_done<C>(ctx, task.block);
+    }
+};
+
+} // namespace deep_gemm_k3::epilogue

@@ -1,0 +1,140 @@
+// Sinks of finished shared-expert tiles.
+//
+// L1: a 128-row tile is 64 gate/up pairs; a warp's 16 rows are 8 gates and the 8 ups of the same columns. SiTU, BF16, into
+// the plain row-major shared intermediate; then one arrival on the token block's counter.
+// L2: BF16 rows of the output, to the dense output or to peers' workspaces. The destination is chosen for every vector of
+// 8 columns, because a tile may straddle two shards. Published values are bitwise the dense ones.
+#pragma once
+#include "../plan/workspace.cuh"
+#include "../sync/dependencies.cuh"
+#include "activation.cuh"
+#include "transpose.cuh"
+
+namespace deep_gemm_k3::epilogue {
+
+template <Config C>
+struct SharedToIntermediate {
+    static constexpr int kTokens = C.shared_tile.num_tokens;
+    static constexpr int kPass = tokens_per_pass(C, kTokens);
+    using Accumulators = float[1][kTokens / 2];
+
+    const sched::Context& ctx;
+    MathThread me;
+
+    __device__ __forceinline__ explicit SharedToIntermediate(const sched::Context& context) : ctx(context) {}
+
+    // 32 columns of the warpgroup: 64 bytes per token, the warp's 8 columns in chunk `warp`, positions swizzled.
+    static __device__ __forceinline__ uint32_t chunk_address(uint32_t staging, uint32_t token, uint32_t chunk) {
+        return staging + token * 64 + ((chunk ^ ((token >> 1) & 3)) << 4);
+    }
+
+    __device__ __forceinline__ void stage(uint32_t staging, int first_group, const float (&d)[kTokens / 2]) const {
+        const Scalars& s = ctx.params.scalars;
+        const SiTU<C.fast_math> activation(s.situ_beta, s.situ_linear_beta);
+#pragma unroll
+        for (int j = 0; j < kPass / 8; j += 2) {
+            uint32_t matrix[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float value[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) value[e] = d[4 * (first_group + j + i) + e];
+                round_to_bf16(value[0], value[1]);
+                round_to_bf16(value[2], value[3]);
+                matrix[i] = ptx::float_to_bf16x2(activation(value[1], value[3]), activation(value[0], value[2]));
+            }
+            const uint32_t token = 8 * j + (me.lane & 15);
+            ptx::store_matrix_x2_transposed(chunk_address(staging, token, me.warp), matrix[0], matrix[1]);
+        }
+    }
+
+    __device__ __forceinline__ void finish(const sched::Task& task, const Accumulators& acc) const {
+        const uint32_t staging = staging_address<C>(ctx, me);
+        const uint32_t column = task.row_tile * (C.shared_tile.num_rows / 2) + me.warpgroup * 32;
+        uint8_t* block = sched::component<C>(ctx, plan::Component::kSharedIntermediate) +
+                         (uint64_t(task.block) * kTokens * C.shape.shared_intermediate + column) * 2;
+#pragma unroll
+        for (int pass = 0; pass < kTokens; pass += kPass) {
+            stage(staging, pass / 8, acc[0]);
+            me.sync();
+            const uint32_t token = me.thread / 4, chunk = me.thread % 4;
+            if (token < kPass && pass + static_cast<int>(token) < task.num_valid_tokens)
+                *reinterpret_cast<ptx::Vector4*>(block + (pass + token) * uint64_t(C.shape.shared_intermediate) * 2 +
+                    chunk * 16) = ptx::load_shared_16(chunk_address(staging, token, chunk));
+            me.sync();
+        }
+        ptx::fence_proxy_async_global();
+        me.sync();
+        if (me.thread == 0)
+            sync::arrive_shared_l1_done<C>(ctx, task.block);
+    }
+};
+
+// Where 8 columns of one shared token go.
+template <Config C>
+struct SharedDestination {
+    static constexpr uint32_t kHidden = C.shared_hidden;
+    static constexpr uint32_t kShard = C.shared_hidden / C.shape.num_ranks;
+
+    const Params& params;
+    uint64_t generation_offset;
+    uint32_t tokens_per_rank;
+    bool is_valid;
+
+    __device__ __forceinline__ explicit SharedDestination(const sched::Context& ctx)
+        : params(ctx.params), generation_offset(0), tokens_per_rank(1), is_valid(true) {
+        if constexpr (C.is_published()) {
+            // An index out of range has been reported by then; nothing may be written through it.
+            const int32_t generation = static_cast<int32_t>(ptx::load_relaxed_sys(params.publication.flags));
+            is_valid = generation >= 0 && generation < params.publication.num_generations;
+            generation_offset = generation * params.publication.generation_stride;
+            tokens_per_rank = max_of(1, params.shared.num_tokens / C.shape.num_ranks);
+        }
+    }
+    __device__ __forceinline__ uint8_t* peer(uint32_t rank) const {
+        return reinterpret_cast<uint8_t*>(params.publication.peer_ptrs[rank]) + generation_offset;
+    }
+    __device__ __forceinline__ uint8_t* address(uint32_t token, uint32_t column) const {
+        if constexpr (C.shared_output == SharedOutput::kHiddenSharded) {
+            const uint32_t rank = column / kShard;
+            return peer(rank) + (uint64_t(token) * kHidden + params.rank * kShard + (column - rank * kShard)) * 2;
+        } else if constexpr (C.shared_output == SharedOutput::kTokenOwner) {
+            const uint32_t rank = token / tokens_per_rank, local = token - rank * tokens_per_rank;
+            return peer(rank) + ((uint64_t(local) * C.shape.num_ranks + params.rank) * kHidden + column) * 2;
+        } else {
+            return static_cast<uint8_t*>(params.shared.output) + (uint64_t(token) * kHidden + column) * 2;
+        }
+    }
+};
+
+template <Config C>
+struct SharedToOutput {
+    static constexpr int kTokens = C.shared_tile.num_tokens;
+    static constexpr int kPass = tokens_per_pass(C, kTokens);
+    using Accumulators = float[1][kTokens / 2];
+
+    const sched::Context& ctx;
+    MathThread me;
+
+    __device__ __forceinline__ explicit SharedToOutput(const sched::Context& context) : ctx(context) {}
+
+    __device__ __forceinline__ void finish(const sched::Task& task, const Accumulators& acc) const {
+        const SharedDestination<C> destination(ctx);
+        const uint32_t staging = staging_address<C>(ctx, me);
+        const uint32_t first_row = task.row_tile * C.shared_tile.num_rows + me.warpgroup * plan::kUnitRows;
+#pragma unroll
+        for (int pass = 0; pass < kTokens; pass += kPass) {
+            stage_transposed<kPass>(me, staging, acc[0], pass / 8, 0);
+            me.sync();
+            for_each_staged<kPass>(me, staging, [&](int, uint32_t token, uint32_t chunk, const ptx::Vector4& value) {
+                const int in_block = pass + static_cast<int>(token);
+                if (in_block < task.num_valid_tokens && destination.is_valid)
+                    *reinterpret_cast<ptx::Vector4*>(
+                        destination.address(task.block * kTokens + in_block, first_row + chunk * 8)) = value;
+            });
+            me.sync();
+        }
+    }
+};
+
+} // namespace deep_gemm_k3::epilogue

@@ -1,0 +1,82 @@
+// Warpgroup MMA, BF16 x BF16 -> FP32, m64nNk16, N = 8, 16, 32, 64, 128: accumulators += A * B. One wrapper = one
+// instruction. A comes from registers (the m64k16 fragment of the PTX ISA) or from shared memory; B from shared memory.
+// The accumulator of thread (warp w, group g = lane / 4, t = lane % 4): d[4j + i] is row 16w + g + 8 * (i >> 1),
+// column 8j + 2t + (i & 1).
+//
+// From the first wgmma to the wait that retires it, neither A registers nor accumulators may be touched.
+#pragma once
+#include "../types.cuh"
+
+namespace deep_gemm_k3::ptx {
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kNumPending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumPending) : "memory");
+}
+
+// Ties a register to this point of the program, so that the compiler moves no use of it across a wait.
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
+
+// Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows per 1024-byte group. The address carries the
+// K step: +32 bytes for each k16 inside the 64 k of a row.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address) {
+    const uint32_t low = ((shared_address & 0x3FFFF) >> 4) | (1u << 16);
+    constexpr uint32_t high = (1024u >> 4) | (1u << 30);  // stride between groups; 128-byte swizzle
+    return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+template <int kN>
+struct Wgmma;
+
+// clang-format off
+#define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
+#define DG_ACC16(i) DG_ACC8(i), DG_ACC8(i + 8)
+#define DG_ACC32(i) DG_ACC16(i), DG_ACC16(i + 16)
+#define DG_ACC64(i) DG_ACC32(i), DG_ACC32(i + 32)
+#define DG_LIST4 "%0, %1, %2, %3"
+#define DG_LIST8 DG_LIST4 ", %4, %5, %6, %7"
+#define DG_LIST16 DG_LIST8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define DG_LIST32 DG_LIST16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DG_LIST64 DG_LIST32                                                                                    \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                         \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define DG_WGMMA(N, HALF, A0, A1, A2, A3, A4)                                                                  \
+    template <>                                                                                                \
+    struct Wgmma<N> {                                                                                          \
+        static __device__ __forceinline__ void from_registers(float (&d)[HALF], const uint32_t* a, uint64_t b) {   \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" DG_LIST##HALF "}, {"     \
+                         A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", 1, 1, 1, 0;"                                   \
+                         : DG_ACC##HALF(0)                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                \
+        }                                                                                                      \
+        static __device__ __forceinline__ void from_shared(float (&d)[HALF], uint64_t a, uint64_t b) {         \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" DG_LIST##HALF "}, "      \
+                         A0 ", " A1 ", 1, 1, 1, 0, 0;"                                                         \
+                         : DG_ACC##HALF(0)                                                                     \
+                         : "l"(a), "l"(b));                                                                    \
+        }                                                                                                      \
+    };
+DG_WGMMA(8, 4, "%4", "%5", "%6", "%7", "%8")
+DG_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
+DG_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
+DG_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
+DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
+#undef DG_WGMMA
+#undef DG_LIST4
+#undef DG_LIST8
+#undef DG_LIST16
+#undef DG_LIST32
+#undef DG_LIST64
+#undef DG_ACC4
+#undef DG_ACC8
+#undef DG_ACC16
+#undef DG_ACC32
+#undef DG_ACC64
+// clang-format on
+
+}  // namespace deep_gemm_k3::ptx
