@@ -3,6 +3,7 @@
 #include "../plan/shared_memory.cuh"
 #include "../ptx/convert.cuh"
 #include "../ptx/matrix.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/memory.cuh"
 #include "../ptx/sync.cuh"
 #include "../sched/task.cuh"

@@ -13,6 +13,12 @@
 
 namespace deep_gemm_k3::sync {
 
+// Each math warpgroup of a tile arrives for its own rows.
+template <Config C>
+constexpr uint32_t kNumL1Arrivals = sched::num_row_tiles(C, sched::Phase::kRoutedL1) * C.num_math_warpgroups;
+template <Config C>
+constexpr uint32_t kNumSharedL1Arrivals = sched::num_row_tiles(C, sched::Phase::kSharedL1) * C.num_math_warpgroups;
+
 enum class BlockCounter : int { kGathered = 0, kL1Done = 1 };
 
 template <Config C>
@@ -33,34 +39,43 @@ __device__ __forceinline__ uint8_t* split_counter(const sched::Context& ctx, uin
            (parity * uint64_t(plan::kMaxSplitTasks) + split_task) * 4;
 }
 
-__device__ __forceinline__ void wait_counter(
-    const sched::Context& ctx, const uint8_t* counter, uint32_t wanted, What what, uint32_t index) {
-    wait_until(ctx, {Role::kProducer, what, index}, wanted, [&](uint32_t& seen) {
-        seen = ptx::load_acquire_gpu(counter);
-        return seen == wanted;
+// What a task's tokens wait for: a counter and the value it reaches. A null counter: nothing.
+struct Dependency {
+    const uint8_t* counter;
+    uint32_t wanted;
+    What what;
+};
+template <Config C>
+__device__ __forceinline__ Dependency dependency(const sched::Context& ctx, const sched::Task& task) {
+    switch (task.phase) {
+        case sched::Phase::kRoutedL1:
+            return {block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
+                task.num_valid_tokens * *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts),
+                What::kBlockGathered};
+        case sched::Phase::kRoutedL2:
+            return {block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block), kNumL1Arrivals<C>, What::kBlockL1};
+        case sched::Phase::kSharedL2:
+            return {shared_counter<C>(ctx, ctx.parity, task.block), kNumSharedL1Arrivals<C>, What::kSharedL1};
+        default: return {nullptr, 0, What::kNone};
+    }
+}
+// Both are called by the one thread that issues a task's copies, before the first copy of its tokens.
+__device__ __forceinline__ bool is_ready(const Dependency& on) {
+    if (on.counter == nullptr)
+        return true;
+    const bool is_met = ptx::load_acquire_gpu(on.counter) == on.wanted;
+    ptx::fence_proxy_async_global();
+    return is_met;
+}
+__device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Dependency& on, uint32_t index) {
+    wait_until(ctx, {Role::kProducer, on.what, index}, on.wanted, [&](uint32_t& seen) {
+        seen = ptx::load_acquire_gpu(on.counter);
+        return seen == on.wanted;
     });
     ptx::fence_proxy_async_global();
 }
 
-// ---- called by the one thread that issues the copies, before the first copy of a task's tokens
-template <Config C>
-__device__ __forceinline__ void wait_block_gathered(const sched::Context& ctx, const sched::Task& task) {
-    const uint32_t parts = *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts);
-    wait_counter(ctx, block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
-        task.num_valid_tokens * parts, What::kBlockGathered, task.block);
-}
-template <Config C>
-__device__ __forceinline__ void wait_block_l1_done(const sched::Context& ctx, const sched::Task& task) {
-    wait_counter(ctx, block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block),
-        sched::num_row_tiles(C, sched::Phase::kRoutedL1), What::kBlockL1, task.block);
-}
-template <Config C>
-__device__ __forceinline__ void wait_shared_l1_done(const sched::Context& ctx, const sched::Task& task) {
-    wait_counter(ctx, shared_counter<C>(ctx, ctx.parity, task.block), sched::num_row_tiles(C, sched::Phase::kSharedL1),
-        What::kSharedL1, task.block);
-}
-
-// ---- called by one thread, once per finished tile, after all writers have fenced and met at a barrier
+// ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a barrier
 template <Config C>
 __device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block) {
     ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), 1);
@@ -72,9 +87,9 @@ __device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx,
 // Arrival of one split of a tile; true for the last one, which then owns all partials of the tile. The writers of the
 // partial met at a barrier before it; the result goes to the other threads through another barrier.
 template <Config C>
-__device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task) {
+__device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
     const uint32_t arrived =
-        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, ctx.parity, task.split_task - task.split), 1);
+        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, ctx.parity, task.split_task - task.split + warpgroup), 1);
     return static_cast<int>(arrived) == task.num_splits - 1;
 }
 
