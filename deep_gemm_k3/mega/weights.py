@@ -32,6 +32,7 @@ from typing import TypeAlias
 
 import torch
 
+from .. import envs
 from ..utils.quantize import pack_ue8m0, unpack_ue8m0
 
 WeightPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -263,7 +264,7 @@ def logical_shape(weight: torch.Tensor, sf: torch.Tensor) -> tuple[int, int, int
 def default_target(device: torch.device) -> str:
     """The target whose layout tensors on ``device`` get: the GPU's architecture, or on the CPU the emulated one."""
     if device.type != "cuda":
-        return "sm_90a"
+        return envs.CPU_TARGET.get()
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) == (9, 0):
         return "sm_90a"

@@ -31,6 +31,7 @@ import torch
 from ..mega.weights import WeightPair, transform_weights_for_mega_moe
 from ..utils.layout import transform_sf_into_required_layout
 from ..utils.quantize import float_to_e4m3, pack_e2m1, pack_ue8m0, per_token_cast_to_fp4, per_token_cast_to_fp8
+from .draws import Draws
 from .oracle import RoutedInput
 from .routing import ROUTINGS, RoutingShape
 from .world import RankInput, SharedInput
@@ -61,27 +62,16 @@ class WorldShape:
         return len(self.tokens)
 
 
-def generator(*key: int) -> torch.Generator:
-    """A CPU generator for a tuple of integers: same key, same stream."""
-    state = 0x9E3779B97F4A7C15
-    for part in key:
-        state = ((state ^ (part + 0x632BE5AB)) * 0xD6E8FEB86659FD93) & ((1 << 63) - 1)
-        state ^= state >> 29
-    return torch.Generator().manual_seed(state)
-
-
 # -------------------------------------------------------------------------------------------------------------- random
-def random_tokens(
-    tokens: int, hidden: int, g: torch.Generator, scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def random_tokens(tokens: int, hidden: int, g: Draws, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """N(0, scale) tokens: E4M3 [T, H] and packed UE8M0 int32 [T, H / 128]."""
-    x = torch.randn(tokens, hidden, generator=g).mul_(scale).to(torch.bfloat16)
+    x = g.normal(tokens, hidden).mul_(scale).to(torch.bfloat16)
     return per_token_cast_to_fp8(x, True, 32, True)
 
 
-def random_expert(n: int, k: int, g: torch.Generator, scale: float = 0.05) -> tuple[torch.Tensor, torch.Tensor]:
+def random_expert(n: int, k: int, g: Draws, scale: float = 0.05) -> tuple[torch.Tensor, torch.Tensor]:
     """N(0, scale) weights of one expert: packed E2M1 int8 [N, K / 2], float32 power-of-two scales [N, K / 32]."""
-    return per_token_cast_to_fp4(torch.randn(n, k, generator=g).mul_(scale), True, 32)
+    return per_token_cast_to_fp4(g.normal(n, k).mul_(scale), True, 32)
 
 
 def _stack(experts: list[tuple[torch.Tensor, torch.Tensor]], n: int, k: int) -> WeightPair:
@@ -92,27 +82,27 @@ def _stack(experts: list[tuple[torch.Tensor, torch.Tensor]], n: int, k: int) -> 
 # --------------------------------------------------------------------------------------------------------------- exact
 def _walsh() -> torch.Tensor:
     """int8 [8, 128]: eight orthogonal +-1 codes of different shapes."""
-    h = torch.ones(1, 1, dtype=torch.int8)
+    h = torch.ones(1, 1, dtype=torch.int8, device="cpu")
     while h.size(0) < _BLOCK:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
     return h[[1, 2, 7, 31, 64, 85, 100, 127]]
 
 
-def _codewords(rows: int, k: int, g: torch.Generator, active: int) -> torch.Tensor:
+def _codewords(rows: int, k: int, g: Draws, active: int) -> torch.Tensor:
     """int8 [rows, K] in {-1, 0, 1}: a signed code in ``active`` random blocks of every row, zero in the others."""
     blocks = k // _BLOCK
-    pick = torch.randint(_CODES, (rows, blocks), generator=g)
-    sign = torch.randint(2, (rows, blocks), generator=g, dtype=torch.int8) * 2 - 1
+    pick = g.integers(0, _CODES, (rows, blocks))
+    sign = g.integers(0, 2, (rows, blocks), torch.int8) * 2 - 1
     if active < blocks:
-        chosen = torch.rand(rows, blocks, generator=g).topk(active, dim=1).indices
-        sign *= torch.zeros(rows, blocks, dtype=torch.int8).scatter_(1, chosen, 1)
+        chosen = g.uniform(rows, blocks).topk(active, dim=1).indices
+        sign *= torch.zeros_like(sign).scatter_(1, chosen, 1)
     return (_walsh()[pick] * sign.unsqueeze(2)).view(rows, k)
 
 
-def exact_tokens(tokens: int, hidden: int, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_tokens(tokens: int, hidden: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of the exact kind: E4M3 [T, H] and packed UE8M0 int32 [T, H / 128]; every element is +-2."""
     signs = _codewords(tokens, hidden, g, hidden // _BLOCK).float()
-    split = torch.randint(-3, 5, (tokens, hidden // 32), generator=g)
+    split = g.integers(-3, 5, (tokens, hidden // 32))
     values = signs.view(tokens, hidden // 32, 32) * torch.exp2(split.float()).unsqueeze(2)
     return float_to_e4m3(values.view(tokens, hidden)), pack_ue8m0((127 + _LOG2_X - split).to(torch.uint8))
 
@@ -125,34 +115,34 @@ def _encode(signed: torch.Tensor, table: torch.Tensor, split: torch.Tensor) -> t
     return pack_e2m1(codes + (signed < 0).to(torch.uint8) * 8).view(torch.int8)
 
 
-def exact_l1(n: int, k: int, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_l1(n: int, k: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """L1 of one expert of the exact kind: packed E2M1 int8 [N, K / 2] and UE8M0 codes uint8 [N, K / 32]."""
     signed = _codewords(n, k, g, min(_ACTIVE_L1_BLOCKS, k // _BLOCK))
-    split = torch.randint(4, (n, k // 32), generator=g)  # code 0.5, 1, 2 or 4
-    table = torch.tensor([[0, 1], [0, 2], [0, 4], [0, 6]], dtype=torch.uint8)
+    split = g.integers(0, 4, (n, k // 32))  # code 0.5, 1, 2 or 4
+    table = torch.tensor([[0, 1], [0, 2], [0, 4], [0, 6]], dtype=torch.uint8, device="cpu")
     return _encode(signed, table, split), (127 + _LOG2_W - (split - 1)).to(torch.uint8)
 
 
-def _small_integers(n: int, k: int, g: torch.Generator) -> torch.Tensor:
+def _small_integers(n: int, k: int, g: Draws) -> torch.Tensor:
     """int8 [N, K] in -3 .. 3 with at most 512 columns of a row, in whole blocks of 32, not zero."""
-    values = torch.randint(-3, 4, (n, k), generator=g, dtype=torch.int8)
+    values = g.integers(-3, 4, (n, k), torch.int8)
     blocks, active = k // 32, _ACTIVE_L2_COLUMNS // 32
     if active < blocks:
-        chosen = torch.rand(n, blocks, generator=g).topk(active, dim=1).indices
-        mask = torch.zeros(n, blocks, dtype=torch.int8).scatter_(1, chosen, 1)
+        chosen = g.uniform(n, blocks).topk(active, dim=1).indices
+        mask = torch.zeros(n, blocks, dtype=torch.int8, device="cpu").scatter_(1, chosen, 1)
         values = (values.view(n, blocks, 32) * mask.unsqueeze(2)).view(n, k)
     return values
 
 
 def _column_exponent(n: int) -> torch.Tensor:
     """Powers of two of the output columns, the same for all experts: int64 [N, 1] in -6 .. 2."""
-    return ((torch.arange(n) * 5) % 9 - 6).unsqueeze(1)
+    return ((torch.arange(n, device="cpu") * 5) % 9 - 6).unsqueeze(1)
 
 
-def exact_l2(n: int, k: int, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_l2(n: int, k: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """L2 of one expert of the exact kind: packed E2M1 int8 [N, K / 2] and UE8M0 codes uint8 [N, K / 32]."""
-    split = torch.randint(3, (n, k // 32), generator=g)  # unit 0.5, 1 or 2
-    table = torch.tensor([[0, 1, 2, 3], [0, 2, 4, 5], [0, 4, 6, 7]], dtype=torch.uint8)
+    split = g.integers(0, 3, (n, k // 32))  # unit 0.5, 1 or 2
+    table = torch.tensor([[0, 1, 2, 3], [0, 2, 4, 5], [0, 4, 6, 7]], dtype=torch.uint8, device="cpu")
     scale = 127 + _column_exponent(n) - (split - 1)
     return _encode(_small_integers(n, k, g), table, split), scale.to(torch.uint8)
 
@@ -167,7 +157,7 @@ def exact_bound(topk: int) -> int:
     return bound
 
 
-def _exact_shared(shape: WorldShape, g: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact_shared(shape: WorldShape, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = 2 * shape.shared_intermediate, shape.shared_hidden
     l1 = _codewords(n, k, g, min(_ACTIVE_L1_BLOCKS, k // _BLOCK)).float() * 2.0**_LOG2_W
     l2 = _small_integers(k, shape.shared_intermediate, g).float() * torch.exp2(_column_exponent(k).float())
@@ -181,8 +171,8 @@ def expert_range_weights(
     """L1 and L2 of some experts, transformed for ``target`` (None: checkpoint layout)."""
     n1, hidden, inter = 2 * shape.intermediate, shape.hidden, shape.intermediate
     make_l1, make_l2 = (exact_l1, exact_l2) if kind == "exact" else (random_expert, random_expert)
-    l1 = _stack([make_l1(n1, hidden, generator(seed, 1, e)) for e in experts], n1, hidden)
-    l2 = _stack([make_l2(hidden, inter, generator(seed, 2, e)) for e in experts], hidden, inter)
+    l1 = _stack([make_l1(n1, hidden, Draws(seed, 1, e)) for e in experts], n1, hidden)
+    l2 = _stack([make_l2(hidden, inter, Draws(seed, 2, e)) for e in experts], hidden, inter)
     if target is None:
         return l1, l2
     done1, done2 = transform_weights_for_mega_moe(l1, l2, target=target)
@@ -193,39 +183,46 @@ def expert_range_weights(
 
 def make_routed(shape: WorldShape, seed: int, rank: int, routing: str = "uniform", kind: str = "random") -> RoutedInput:
     """Tokens and routing of one rank."""
-    g = generator(seed, 3, rank)
+    g = Draws(seed, 3, rank)
     tokens = shape.tokens[rank]
     x, x_sf = (exact_tokens if kind == "exact" else random_tokens)(tokens, shape.hidden, g)
     idx, weights = ROUTINGS[routing](RoutingShape(tokens, shape.experts, shape.topk, shape.ranks), g)
     if kind == "exact":
         exact_bound(shape.topk)
-        weights = torch.exp2(-torch.randint(3, weights.shape, generator=g).float())
+        weights = torch.exp2(-g.integers(0, 3, tuple(weights.shape)).float())
     return RoutedInput(x, x_sf, idx, weights)
 
 
 def make_shared(shape: WorldShape, seed: int, rank: int, kind: str = "random", epsilon: float = 1e-5) -> SharedInput:
     """Shared part of one rank: the same rows on every rank, a slice of the intermediate of its own."""
-    g, mine = generator(seed, 4), generator(seed, 5, rank)
+    g, mine = Draws(seed, 4), Draws(seed, 5, rank)
     rows = shape.shared_tokens or 0
-    gamma = torch.randn(shape.hidden, generator=generator(seed, 6)).mul_(0.1).add_(1.0).to(torch.bfloat16)
+    gamma = Draws(seed, 6).normal(shape.hidden).mul_(0.1).add_(1.0).to(torch.bfloat16)
     if kind == "exact":
         x = (_codewords(rows, shape.shared_hidden, g, shape.shared_hidden // _BLOCK) * 2**_LOG2_X).to(torch.bfloat16)
         return SharedInput(x, *_exact_shared(shape, mine), gamma, epsilon)
     n, k = 2 * shape.shared_intermediate, shape.shared_hidden
-    x = torch.randn(rows, k, generator=g).mul_(0.5).to(torch.bfloat16)
-    l1 = torch.randn(n, k, generator=mine).mul_(0.03).to(torch.bfloat16)
-    l2 = torch.randn(k, n // 2, generator=mine).mul_(0.03).to(torch.bfloat16)
+    x = g.normal(rows, k).mul_(0.5).to(torch.bfloat16)
+    l1 = mine.normal(n, k).mul_(0.03).to(torch.bfloat16)
+    l2 = mine.normal(k, n // 2).mul_(0.03).to(torch.bfloat16)
     return SharedInput(x, l1, l2, gamma, epsilon)
 
 
 def make_world(
-    shape: WorldShape, seed: int, routing: str = "uniform", kind: str = "random", target: str | None = None
+    shape: WorldShape,
+    seed: int,
+    routing: str = "uniform",
+    kind: str = "random",
+    target: str | None = None,
+    device: str | torch.device = "cpu",
 ) -> list[RankInput]:
-    """All ranks' inputs of one call. ``routing`` is a name of :data:`.routing.ROUTINGS`, ``kind`` "random" or "exact"."""
+    """All ranks' inputs of one call, on ``device``. ``routing`` is a name of :data:`.routing.ROUTINGS`, ``kind`` "random"
+    or "exact", ``target`` the layout of the routed weights (None: the checkpoint's)."""
     local = shape.experts // shape.ranks
     ranks = []
     for rank in range(shape.ranks):
         l1, l2 = expert_range_weights(shape, seed, range(rank * local, (rank + 1) * local), kind, target)
         shared = make_shared(shape, seed, rank, kind) if shape.shared_tokens is not None else None
-        ranks.append(RankInput(make_routed(shape, seed, rank, routing, kind), l1, l2, shared))
+        routed = make_routed(shape, seed, rank, routing, kind)
+        ranks.append(RankInput(routed, l1, l2, shared).to(device))
     return ranks

@@ -98,7 +98,7 @@ def tensor_at(address: int, dtype: torch.dtype, shape: list[int]) -> torch.Tenso
     """A tensor over memory of this process; no copy, no ownership. An empty one never reads ``address``."""
     count = math.prod(shape)
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(shape)
 

@@ -99,7 +99,7 @@ def activate(gate: torch.Tensor, up: torch.Tensor, options: Options) -> torch.Te
     """
     if options.activation == "swiglu":
         if options.activation_clamp is not None:
-            limit = float(torch.tensor(options.activation_clamp, dtype=torch.bfloat16))
+            limit = float(torch.tensor(options.activation_clamp, dtype=torch.bfloat16, device="cpu"))
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         g = gate.float()
         return (g * _sigmoid(g)) * up.float()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .draws import Draws
+
 
 @dataclass(frozen=True)
 class RoutingShape:
@@ -29,55 +31,55 @@ def _distinct(scores: torch.Tensor, k: int) -> torch.Tensor:
     return torch.nn.functional.pad(idx, (0, max(k - n, 0)), value=-1)
 
 
-def _weights(shape: RoutingShape, g: torch.Generator) -> torch.Tensor:
-    raw = torch.rand(shape.tokens, shape.topk, generator=g) + 0.05
+def _weights(shape: RoutingShape, g: Draws) -> torch.Tensor:
+    raw = g.uniform(shape.tokens, shape.topk) + 0.05
     return raw / raw.sum(dim=1, keepdim=True)
 
 
-def uniform(shape: RoutingShape, g: torch.Generator) -> Routing:
+def uniform(shape: RoutingShape, g: Draws) -> Routing:
     """Every token chooses distinct experts, all alike."""
-    return _distinct(torch.rand(shape.tokens, shape.experts, generator=g), shape.topk), _weights(shape, g)
+    return _distinct(g.uniform(shape.tokens, shape.experts), shape.topk), _weights(shape, g)
 
 
-def hot_expert(shape: RoutingShape, g: torch.Generator) -> Routing:
+def hot_expert(shape: RoutingShape, g: Draws) -> Routing:
     """Every token's first choice is one and the same expert, the others are uniform."""
-    scores = torch.rand(shape.tokens, shape.experts, generator=g)
-    scores[:, int(torch.randint(shape.experts, (1,), generator=g))] = 2.0
+    scores = g.uniform(shape.tokens, shape.experts)
+    scores[:, int(g.integers(0, shape.experts, (1,)))] = 2.0
     return _distinct(scores, shape.topk), _weights(shape, g)
 
 
-def hot_rank(shape: RoutingShape, g: torch.Generator) -> Routing:
+def hot_rank(shape: RoutingShape, g: Draws) -> Routing:
     """All tokens choose among the experts of one rank (the last), and leave slots empty where it has too few."""
     local = shape.experts // shape.ranks
-    idx = _distinct(torch.rand(shape.tokens, local, generator=g), shape.topk)
+    idx = _distinct(g.uniform(shape.tokens, local), shape.topk)
     return torch.where(idx >= 0, idx + (shape.experts - local), idx), _weights(shape, g)
 
 
-def holes(shape: RoutingShape, g: torch.Generator) -> Routing:
+def holes(shape: RoutingShape, g: Draws) -> Routing:
     """Uniform with a third of the slots empty, and every fifth token without any expert."""
     idx, weights = uniform(shape, g)
-    idx[torch.rand(idx.shape, generator=g) < 1 / 3] = -1
+    idx[g.uniform(*idx.shape) < 1 / 3] = -1
     idx[::5] = -1
     return idx, weights
 
 
-def duplicates(shape: RoutingShape, g: torch.Generator) -> Routing:
+def duplicates(shape: RoutingShape, g: Draws) -> Routing:
     """Choices with repetition among few experts: the same id occurs several times in a token."""
     few = max(min(shape.experts, max(shape.topk // 2, 1)), 1)
-    pool = torch.randperm(shape.experts, generator=g)[:few]
-    return pool[torch.randint(few, (shape.tokens, shape.topk), generator=g)], _weights(shape, g)
+    pool = g.permutation(shape.experts)[:few]
+    return pool[g.integers(0, few, (shape.tokens, shape.topk))], _weights(shape, g)
 
 
-def k3_router(shape: RoutingShape, g: torch.Generator) -> Routing:
+def k3_router(shape: RoutingShape, g: Draws) -> Routing:
     """The model's router: sigmoid of FP32 logits; the best of score + bias; weight = score over the sum of the chosen."""
-    scores = torch.sigmoid(torch.randn(shape.tokens, shape.experts, generator=g))
-    bias = torch.randn(shape.experts, generator=g) * 0.1
+    scores = torch.sigmoid(g.normal(shape.tokens, shape.experts))
+    bias = g.normal(shape.experts) * 0.1
     idx = _distinct(scores + bias, shape.topk)
-    chosen = torch.where(idx >= 0, scores.gather(1, idx.clamp_min(0)), torch.zeros(()))
+    chosen = scores.gather(1, idx.clamp_min(0)).masked_fill_(idx < 0, 0.0)
     return idx, chosen / chosen.sum(dim=1, keepdim=True)
 
 
-ROUTINGS: dict[str, Callable[[RoutingShape, torch.Generator], Routing]] = {
+ROUTINGS: dict[str, Callable[[RoutingShape, Draws], Routing]] = {
     "uniform": uniform,
     "hot_expert": hot_expert,
     "hot_rank": hot_rank,

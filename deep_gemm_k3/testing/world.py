@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -37,6 +38,20 @@ class RankInput:
     shared: SharedInput | None = None
     workspace: torch.Tensor | None = None
     """Publication only: BF16 [generations, tokens, ranks, columns] of this rank, written in place."""
+
+    def to(self, device: str | torch.device) -> RankInput:
+        """The same input with every tensor on ``device``."""
+
+        def moved(part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                return part.to(device)
+            if isinstance(part, tuple):
+                return tuple(moved(item) for item in part)
+            if is_dataclass(part) and not isinstance(part, type):
+                return type(part)(*(moved(getattr(part, field.name)) for field in fields(part)))
+            return part
+
+        return RankInput(*(moved(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ AMAX_FLOOR = 1e-4
 """Smallest block maximum the input quantisers assume, so that a zero block gets an ordinary scale."""
 
 _E2M1_BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_INVERSE_E4M3_MAX = float(torch.tensor(1.0 / 448.0, dtype=torch.float32))
+_INVERSE_E4M3_MAX = float(torch.tensor(1.0 / 448.0, dtype=torch.float32, device="cpu"))
 
 
 # ------------------------------------------------------------------------------------------------------------- UE8M0

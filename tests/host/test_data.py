@@ -9,7 +9,9 @@ import torch
 
 from deep_gemm_k3.testing import data, metrics, oracle
 from deep_gemm_k3.testing.data import WorldShape, make_routed, make_shared, make_world
+from deep_gemm_k3.testing.draws import Draws
 from deep_gemm_k3.testing.routing import ROUTINGS, RoutingShape
+from deep_gemm_k3.testing.world import mega_moe_reference
 from deep_gemm_k3.utils.quantize import dequantize_e4m3, quantize_e4m3_blocks, unpack_ue8m0
 
 
@@ -38,12 +40,36 @@ def test_same_seed_same_bits_and_ranks_do_not_matter() -> None:
     assert metrics.bitwise_report(a[0].shared.l1, a[1].shared.l1) is not None
 
 
+@pytest.mark.parametrize("kind", ["random", "exact"])
+def test_torch_defaults_do_not_matter(kind: str) -> None:
+    """Upstream's init_dist makes BF16 the default dtype and CUDA the default device; "meta" stands in for the latter."""
+    shape = WorldShape((4, 3), 4, 3, 256, 128, 3)
+    options = oracle.Options("situ", None, 4.0, 25.0)
+    before = make_world(shape, 7, "k3_router", kind, "sm_90a")
+    expected = mega_moe_reference(before, options)
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        after = make_world(shape, 7, "k3_router", kind, "sm_90a")
+        outputs = mega_moe_reference(after, options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for a, b, x, y in zip(before, after, expected, outputs, strict=True):
+        metrics.assert_bitwise(b.routed.topk_weights, a.routed.topk_weights)
+        metrics.assert_bitwise(b.l1[0], a.l1[0])
+        metrics.assert_bitwise(y.y, x.y)
+        assert x.shared_y is not None
+        assert y.shared_y is not None
+        metrics.assert_bitwise(y.shared_y, x.shared_y)
+
+
 @pytest.mark.parametrize("name", list(ROUTINGS))
 @pytest.mark.parametrize(
     ("tokens", "experts", "topk", "ranks"), [(0, 8, 2, 2), (64, 896, 16, 8), (33, 4, 6, 2), (5, 1, 1, 1)]
 )
 def test_routings(name: str, tokens: int, experts: int, topk: int, ranks: int) -> None:
-    idx, weights = ROUTINGS[name](RoutingShape(tokens, experts, topk, ranks), data.generator(1))
+    idx, weights = ROUTINGS[name](RoutingShape(tokens, experts, topk, ranks), Draws(1))
     assert (idx.dtype, weights.dtype) == (torch.int64, torch.float32)
     assert list(idx.shape) == list(weights.shape) == [tokens, topk]
     assert bool(((idx >= -1) & (idx < experts)).all())
