@@ -4,22 +4,10 @@
 
 namespace deep_gemm_k3::ptx {
 
-// ---- L2 eviction policies, made once per thread and passed to the copies
-__device__ __forceinline__ uint64_t policy_evict_first() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ uint64_t policy_evict_normal() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ uint64_t policy_evict_last() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
+// ---- L2 eviction policies as createpolicy.fractional with fraction 1.0 encodes them; constants cost no registers
+constexpr uint64_t kPolicyEvictNormal = 0x1000000000000000ull;
+constexpr uint64_t kPolicyEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kPolicyEvictLast = 0x14F0000000000000ull;
 
 // ---- copies that complete on an mbarrier; sizes and addresses are multiples of 16 bytes
 struct CopyTarget {

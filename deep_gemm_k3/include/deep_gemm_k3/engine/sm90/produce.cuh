@@ -16,6 +16,10 @@
 
 namespace deep_gemm_k3::engine {
 
+// Weights are read once, or by a few CTAs at about the same time; tokens by all CTAs of a block's row tiles.
+constexpr uint64_t kWeightPolicy = ptx::kPolicyEvictNormal;
+constexpr uint64_t kTokenPolicy = ptx::kPolicyEvictLast;
+
 // Addresses of one task's operands, advanced stage by stage.
 template <Config C>
 struct RoutedSource {
@@ -42,19 +46,19 @@ struct RoutedSource {
     }
     __device__ __forceinline__ uint32_t weight_bytes() const { return num_blocks * plan::kUnitBytes; }
     __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
-    __device__ __forceinline__ void load_weights(ptx::CopyTarget to, uint64_t policy) {
+    __device__ __forceinline__ void load_weights(ptx::CopyTarget to) {
         const uint8_t* from = weights;
         to.shared += kTokenBytes;
 #pragma unroll 1
         for (uint32_t i = 0; i < num_blocks; ++i) {
-            ptx::bulk_load(to, from, plan::kUnitBytes, policy);
+            ptx::bulk_load(to, from, plan::kUnitBytes, kWeightPolicy);
             to.shared += plan::kUnitBytes;
             from += block_stride;
         }
         weights += plan::kUnitBytes;
     }
-    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to, uint64_t policy) {
-        ptx::bulk_load(to, tokens, kTokenBytes, policy);
+    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
+        ptx::bulk_load(to, tokens, kTokenBytes, kTokenPolicy);
         tokens += kTokenBytes;
     }
 };
@@ -76,86 +80,89 @@ struct SharedSource {
           token(task.block * C.shared_tile.num_tokens) {}
     __device__ __forceinline__ uint32_t weight_bytes() const { return kWeightBytes; }
     __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
-    __device__ __forceinline__ void load_weights(ptx::CopyTarget to, uint64_t policy) {
+    __device__ __forceinline__ void load_weights(ptx::CopyTarget to) {
 #pragma unroll 1
         for (int i = 0; i < kNumBoxes; ++i) {
             if (is_l1)
-                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, policy);
+                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, kWeightPolicy);
             else
-                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, policy);
+                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, kWeightPolicy);
             to.shared += kWeightBytes / kNumBoxes;
             weight_k += plan::kSharedK;
         }
     }
-    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to, uint64_t policy) {
+    __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
         to.shared += kWeightBytes;
 #pragma unroll 1
         for (int i = 0; i < kNumBoxes; ++i) {
-            ptx::tensor_load_2d(to, is_l1 ? &maps.x : &maps.intermediate, token_k, token, policy);
+            ptx::tensor_load_2d(to, is_l1 ? &maps.x : &maps.intermediate, token_k, token, kTokenPolicy);
             to.shared += kTokenBytes / kNumBoxes;
             token_k += plan::kSharedK;
         }
     }
 };
 
+// Registers are few here: a task lives in its record, in shared memory, from the moment it is known.
 template <Config C>
 struct Producer {
     const sched::Context& ctx;
     Pipeline<C> pipeline;
-    uint64_t weight_policy, token_policy;
 
     __device__ __forceinline__ explicit Producer(const sched::Context& context)
-        : ctx(context), pipeline(context.shared), weight_policy(ptx::policy_evict_normal()),
-          token_policy(ptx::policy_evict_last()) {}
+        : ctx(context), pipeline(context.shared) {}
 
     __device__ __forceinline__ ptx::CopyTarget target() const {
         return {pipeline.address(), pipeline.full(pipeline.stage)};
     }
 
-    __device__ __forceinline__ void write_record(const sched::Task& task, int num_stages) {
-        TaskRecord& record = pipeline.next_record(ctx);
-        record.task = task;
-        record.num_stages = num_stages;
+    // Weights of the first stages, as far as empty stages reach; then the wait; then the tokens of those stages.
+    template <class Source>
+    __device__ __forceinline__ int fill_early(Source& source, const TaskRecord& record) {
+        const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
+        int num_early = 0;
+#pragma unroll 1
+        for (; num_early < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_early) {
+            ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
+            source.load_weights(target());
+            pipeline.advance();
+        }
+        pipeline.stage = first_stage;
+        pipeline.parity = first_parity;
+        sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
+#pragma unroll 1
+        for (int k = 0; k < num_early; ++k) {
+            ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());
+            source.load_tokens(target());
+            pipeline.advance();
+        }
+        return num_early;
     }
 
-    // Fills the ring with the stages of a task.
     template <class Source>
-    __device__ __forceinline__ void fill(Source& source, const sched::Task& task, int num_stages) {
-        pipeline.wait_empty(ctx);
-        write_record(task, num_stages);
-        const sync::Dependency dependency = sync::dependency<C>(ctx, task);
-        int num_early = 0;
-        if (!sync::is_ready(dependency)) {
-            const Pipeline<C> first = pipeline;
-            const int limit = min_of(num_stages, C.num_stages);
+    __device__ __forceinline__ void fill(Source source, const TaskRecord& record) {
+        int num_left = record.num_stages;
+        if (!sync::is_ready(sync::dependency<C>(ctx, record.task)))
+            num_left -= fill_early(source, record);
 #pragma unroll 1
-            for (; num_early < limit && pipeline.is_empty(); ++num_early) {
-                ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
-                source.load_weights(target(), weight_policy);
-                pipeline.advance();
-            }
-            pipeline = first;
-            sync::wait_ready(ctx, dependency, task.block);
-#pragma unroll 1
-            for (int k = 0; k < num_early; ++k) {
-                ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());
-                source.load_tokens(target(), token_policy);
-                pipeline.advance();
-            }
-        }
-#pragma unroll 1
-        for (int k = num_early; k < num_stages; ++k) {
+        for (; num_left > 0; --num_left) {
             pipeline.wait_empty(ctx);
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
-            source.load_weights(target(), weight_policy);
-            source.load_tokens(target(), token_policy);
+            source.load_weights(target());
+            source.load_tokens(target());
             pipeline.advance();
         }
     }
 
-    __device__ __forceinline__ void finish() {
+    // Writes the record of a task, once its first stage is empty: then the record is free too.
+    __device__ __forceinline__ const TaskRecord& begin(const sched::Task& task, int num_stages) {
         pipeline.wait_empty(ctx);
-        write_record({}, 0);
+        TaskRecord& record = pipeline.next_record(ctx);
+        record.task = task;
+        record.num_stages = num_stages;
+        return record;
+    }
+    __device__ __forceinline__ void finish() {
+        begin({}, 0);
         ptx::mbarrier_arrive(pipeline.full(pipeline.stage));
     }
 };
@@ -163,24 +170,20 @@ struct Producer {
 // Called by the producer warp. All its copies are waited for by the math warps of the CTA.
 template <Config C>
 __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIterator<C>& tasks) {
-    Producer<C> producer(ctx);
-    sched::Task task;
+    if (ctx.lane_idx == 0) {
+        Producer<C> producer(ctx);
+        sched::Task task;
 #pragma unroll 1
-    while (tasks.next(task)) {
-        if (ctx.lane_idx == 0) {
+        while (tasks.next(task)) {
             const sched::StageRange range = task_stages(C, task);
-            if (!sched::is_shared(task.phase)) {
-                RoutedSource<C> source(ctx, task, range.begin);
-                producer.fill(source, task, range.end - range.begin);
-            } else if constexpr (C.has_shared()) {
-                SharedSource<C> source(ctx, task, range.begin);
-                producer.fill(source, task, range.end - range.begin);
-            }
+            const TaskRecord& record = producer.begin(task, range.end - range.begin);
+            if (!sched::is_shared(record.task.phase))
+                producer.fill(RoutedSource<C>(ctx, record.task, range.begin), record);
+            else if constexpr (C.has_shared())
+                producer.fill(SharedSource<C>(ctx, record.task, range.begin), record);
         }
-        __syncwarp();
-    }
-    if (ctx.lane_idx == 0)
         producer.finish();
+    }
     __syncwarp();
 }
 
