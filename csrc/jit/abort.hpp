@@ -1,26 +1,29 @@
-// Host side of the abort path: writing the abort cell into device memory while kernels spin, and the pinned record in
-// which a kernel reports.
+// Host side of the abort path for buffers in device memory: writing the abort cells of all ranks while kernels spin,
+// and the pinned record in which a kernel reports.
 #pragma once
+
+#include "runtime/registry.hpp"
+
 #include <cstdint>
-#include <span>
+#include <string>
 
 #include <deep_gemm_k3/plan/workspace.cuh>
 
 namespace deep_gemm_k3::jit {
 
-// Allocates what write_abort_cells needs on the device. Call it when a buffer is created: while a kernel spins nothing
-// may be allocated.
-void prepare_abort_writer(int device);
+// The pinned host record of a buffer, mapped into every context (Params::error_record). Made on first use, freed with
+// the buffer. Ask for it before the first launch: while a kernel spins nothing may be allocated.
+plan::AbortCell* error_record(runtime::Buffer& buffer);
 
-// Copies the cell to every address (device memory reachable from `device`, peers included), code last, on a private
-// non-blocking stream, and waits for the copies: they pass running kernels and captures.
-void write_abort_cells(int device, std::span<const uint64_t> addresses, const plan::AbortCell& cell);
+// Writes text and cell of a host's refusal into every rank's control block, code last, on a private non-blocking stream
+// and with copies from pinned memory, so that neither running kernels nor captures are in the way. A cell that holds a
+// report keeps it. Never raises.
+void abort_device_peers(runtime::Buffer& buffer, const std::string& message);
 
-// Pinned host memory, mapped into every context; one record per buffer. Zeroed.
-plan::AbortCell* create_error_record();
-void destroy_error_record(plan::AbortCell* record);
+// What a kernel of this buffer reported, in words; empty: nothing. Costs one load from host memory when there is none.
+std::string device_abort_report(runtime::Buffer& buffer);
 
-// A consistent copy; code == 0: nothing reported.
-plan::AbortCell read_error_record(const plan::AbortCell* record);
+// A cell in words: "rank 1: time-out: dispatch waits for header 3: wanted 5, seen 4".
+std::string abort_words(const plan::AbortCell& cell);
 
 } // namespace deep_gemm_k3::jit

@@ -16,9 +16,9 @@ using Function = struct FunctionOpaque*;
 using Stream = struct StreamOpaque*;
 
 constexpr Result kSuccess = 0;
-constexpr Result kErrorInvalidImage = 200;
-constexpr Result kErrorNoBinaryForGpu = 209;
+constexpr Result kErrorInvalidContext = 201;
 constexpr Result kErrorCooperativeLaunchTooLarge = 720;
+constexpr Result kErrorStreamCaptureImplicit = 906;
 
 constexpr int kAttributeMaxThreadsPerBlock = 0; // of a function
 constexpr int kAttributeSharedBytes = 1;
@@ -95,6 +95,7 @@ struct Api {
     Result (*StreamIsCapturing)(Stream, int*);
     Result (*ThreadExchangeStreamCaptureMode)(int*);
     Result (*MemcpyHtoDAsync)(DevicePtr, const void*, size_t, Stream);
+    Result (*MemcpyDtoHAsync)(void*, DevicePtr, size_t, Stream);
     Result (*MemHostAlloc)(void**, size_t, unsigned);
     Result (*MemFreeHost)(void*);
     Result (*TensorMapEncodeTiled)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,

@@ -31,7 +31,8 @@ struct LaunchRequest {
 void launch(const LaunchRequest& request);
 
 // Raises when the CTAs of one launch cannot all be resident at once on `num_sms` SMs (0: all SMs of the device), which
-// a kernel with grid-wide waits needs. Answers are remembered; call it when a plan is made, not per launch.
+// a kernel with grid-wide waits needs. Call it when a plan is made, not per launch. What other kernels hold is not
+// known.
 void check_co_resident(const LaunchRequest& request, int num_sms);
 
 // Number of CTAs of this kernel that one SM holds; 0 when not even one fits.

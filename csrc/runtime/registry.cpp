@@ -22,6 +22,7 @@ uint64_t last_generation = 0;
 std::atomic<FaultText> fault_text{nullptr};
 std::atomic<void (*)(Buffer&, const std::string&)> device_abort_peers{nullptr};
 std::atomic<std::string (*)(Buffer&)> device_abort_report{nullptr};
+std::atomic<void (*)(Buffer&)> device_closed{nullptr};
 
 } // namespace
 
@@ -56,6 +57,7 @@ BufferSpec parse_spec(const std::string& json) {
 void set_device_hooks(const DeviceHooks& hooks) {
     device_abort_peers.store(hooks.abort_peers);
     device_abort_report.store(hooks.abort_report);
+    device_closed.store(hooks.closed);
 }
 
 void set_fault_text(FaultText function) {
@@ -135,6 +137,8 @@ void destroy_buffer(int64_t handle) {
         buffer.free_launch_state(buffer.launch_state);
     buffer.launch_state = nullptr;
     buffer.free_launch_state = nullptr;
+    if (const auto closed = device_closed.load())
+        closed(buffer);
     buffer.bases.clear();
 }
 

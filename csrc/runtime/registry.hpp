@@ -3,6 +3,7 @@
 #pragma once
 
 #include "deep_gemm_k3/config.cuh"
+#include "deep_gemm_k3/plan/workspace.cuh"
 
 #include <atomic>
 #include <cstdint>
@@ -31,6 +32,8 @@ class Buffer {
     // What the launch layer keeps per buffer. Freed with the buffer.
     void* launch_state = nullptr;
     void (*free_launch_state)(void*) = nullptr;
+    // Where kernels report, in pinned host memory; buffers in device memory only, made on first use.
+    std::atomic<plan::AbortCell*> error_record{nullptr};
 
     bool on_cpu() const { return on_cpu_; }
     uint8_t* base() const { return bases[spec.rank]; }
@@ -59,6 +62,8 @@ struct DeviceHooks {
     void (*abort_peers)(Buffer&, const std::string& message) = nullptr;
     // The report of a kernel that aborted, or an empty string. Must not synchronise.
     std::string (*abort_report)(Buffer&) = nullptr;
+    // The buffer is being destroyed: free what was made for it.
+    void (*closed)(Buffer&) = nullptr;
 };
 void set_device_hooks(const DeviceHooks& hooks);
 // Puts a kernel's abort cell (plan::AbortCell) into words.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import threading
 from functools import cache
-from typing import Any
 
 from deep_gemm_k3.jit.cache import Cache
 from deep_gemm_k3.jit.compiler import Artefact, Compiler, default_compiler
 from deep_gemm_k3.jit.source import KernelSource
-
-NO_DEVICE = -1
-TARGETS = ("cuda", "emulator", "null")
 
 
 class KernelStore:
@@ -21,7 +17,7 @@ class KernelStore:
         self.disk = disk or Cache()
         self._compiler = compiler
         self._artefacts: dict[str, Artefact] = {}
-        self._handles: dict[tuple[str, str, int], int] = {}
+        self._handles: dict[tuple[str, str], int] = {}
         self._mutex = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
 
@@ -53,32 +49,27 @@ class KernelStore:
         """Keeps an artefact that somebody else compiled."""
         return self._artefacts.setdefault(artefact.key, artefact)
 
-    def load(self, source: KernelSource, target: str, device: int = NO_DEVICE, params_bytes: int = 0) -> int:
-        """Compiles if need be, loads into the target and returns the handle that launches take."""
-        slot = (source.key, target, device)
+    def load(self, source: KernelSource, where: str, params_bytes: int = 0) -> int:
+        """Compiles if need be, loads into ``cuda:INDEX``, ``emulator`` or ``null``; the handle that launches take."""
+        slot = (source.key, where)
         handle = self._handles.get(slot)
         if handle is None:
-            handle = self._handles[slot] = register(self.get(source), target, device, params_bytes)
+            handle = self._handles[slot] = register(self.get(source), where, params_bytes)
         return handle
 
 
-def register(artefact: Artefact, target: str, device: int = NO_DEVICE, params_bytes: int = 0) -> int:
-    """Hands an artefact to the launch layer: a cubin to the driver of a CUDA device, PTX to the emulator."""
-    if target not in TARGETS:
-        raise ValueError(f"target: wanted one of {', '.join(TARGETS)}, given {target!r}")
+def register(artefact: Artefact, where: str, params_bytes: int = 0) -> int:
+    """Hands an artefact to the launch layer: a cubin to the driver of a CUDA device, PTX to the emulator.
+
+    ``params_bytes`` is the size of the kernel's argument as the host knows it; a kernel that disagrees is refused.
+    """
     import torch
 
-    image = artefact.cubin if target == "cuda" else artefact.ptx.encode() + b"\0"
-    data = torch.frombuffer(bytearray(image), dtype=torch.uint8)
-    return int(
-        _ops().register_kernel(target, [artefact.key, artefact.entry, artefact.arch], data, device, params_bytes)
-    )
-
-
-def _ops() -> Any:
     from deep_gemm_k3 import _extension
 
-    return _extension.ops()
+    image = artefact.cubin if where.startswith("cuda") else artefact.ptx.encode() + b"\0"
+    data = torch.frombuffer(bytearray(image), dtype=torch.uint8)
+    return int(_extension.ops().register_kernel(where, artefact.key, artefact.entry, artefact.arch, data, params_bytes))
 
 
 @cache
