@@ -174,7 +174,7 @@ def load_kernels(problem: Mapping[str, Any], device_index: int) -> WarmupReport:
     store = default_store()
     report = warm_up(sources, store)
     for source in sources:
-        store.load(source, "cuda", device_index, ops().params_bytes())
+        store.load(source, f"cuda:{device_index}", ops().params_bytes())
     return report
 
 
