@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::array<const char*, plan::kNumComponents> kNames = {"control", "x", "x_sf", "topk_idx", "topk_weights",
     "metadata", "low_latency_rows", "rows", "row_flags", "partials", "pool_x", "pool_row_info", "pool_intermediate",
-    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters"};
+    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters",
+    "route_counts"};
 
 } // namespace
 

@@ -1,6 +1,6 @@
 // Shared memory of the roles outside the engine: the expert list that every role of a CTA reads, the dispatch warps'
-// cursors and a few words of scratch. Per-expert arrays only, so that its size depends on the experts and never on the
-// number of routes. plan/shared_memory.cuh places it; offsets below are from its start.
+// cursors and a few words of scratch. Per-expert and per-rank arrays only, so that its size never depends on the number
+// of routes. plan/shared_memory.cuh places it; offsets below are from its start.
 #pragma once
 #include "../config.cuh"
 #include "../types.cuh"
@@ -8,23 +8,27 @@
 namespace deep_gemm_k3::plan {
 
 constexpr int kNumDispatchWarps = 3;
-constexpr int kRolesHeaderBytes = 256;
 
 namespace roles_memory {
-// Header: words that exist once.
-constexpr int kListState = 0;        // u32 ListState
-constexpr int kNumBlocks = 4;        // u32 pool blocks of this rank
-constexpr int kRowParts = 8;         // u32 arrivals per gathered row
-constexpr int kIsFaulty = 12;        // u32: a dispatch warp met an abort while it built the list
-constexpr int kLocalFault = 16;      // u32: a wait inside the CTA timed out; 1 << 31 | where
-constexpr int kLocalFaultIndex = 20; // u32
-constexpr int kReduction = 128;      // float [2][8]: RMSNorm sums of the math warps
-
+// Words that exist once.
+constexpr int kListState = 0;   // u32 sync::ListState
+constexpr int kNumBlocks = 4;   // u32: pool blocks of this rank
+constexpr int kRowParts = 8;    // u32: arrivals that one gathered row makes
+constexpr int kIsFaulty = 12;   // u32: a dispatch warp gave up while it built the list
+constexpr int kLocalFault = 32; // sync::LocalFault: the CTA's first failure
+constexpr int kLocalFaultBytes = 32;
+constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
+// Per rank, from the headers.
+constexpr int kRankTokens = 256; // u32 [64]: tokens; bit 31: its rows come as low-latency words
+constexpr int kRankCtas = 512;   // u32 [64]: CTAs
+constexpr int kFirstWord = 768;  // u32 [65]: route words of all earlier ranks
+constexpr int kExperts = 1152;
+// Per local expert.
 DG_HOST_DEVICE constexpr int padded_experts(const Config& c) {
     return align_up(c.shape.num_local_experts(), 4);
 }
 DG_HOST_DEVICE constexpr int num_rows_offset(const Config&) {
-    return kRolesHeaderBytes;
+    return kExperts;
 }
 DG_HOST_DEVICE constexpr int first_block_offset(const Config& c) {
     return num_rows_offset(c) + padded_experts(c) * 4;

@@ -17,7 +17,8 @@ enum class Component : int {
     kInputTopkIdx,
     kInputTopkWeights,
     kMetadata,         // [parity][source rank][header + route words] of 16 bytes
-    kLowLatencyRows,   // [parity][source rank][low-latency token] rows of 16-byte words {12 bytes of data, epoch}
+    kLowLatencyRows,   // [parity][source rank][low-latency token] rows of 16-byte words {12 bytes of data, epoch};
+                       // three words per 32 columns: codes 0..11 | 12..23 | 24..31 and the scale byte
     kRows,             // [parity][source rank][token] rows of E4M3 codes followed by their scales
     kRowFlags,         // [parity][source rank][token] epoch of the row
     kPartials,         // BF16 [token][top-k slot][hidden], stored complemented; zero means empty
@@ -29,6 +30,7 @@ enum class Component : int {
     kSharedCounters,   // [parity][shared token block]
     kSplitPartials,    // FP32 [split task][tile rows x tile tokens]
     kSplitCounters,    // [parity][split task]
+    kRouteCounts,      // u32 [CTA][local expert, padded to 4]: routes in the CTA's share of the metadata
     kNumComponents,
 };
 constexpr int kNumComponents = static_cast<int>(Component::kNumComponents);
@@ -43,6 +45,7 @@ constexpr int kLowLatencyTokenBudget = 512;  // ranks x tokens up to which low-l
 constexpr int kMaxSplitTasks = 1024;
 constexpr int kMaxSplitTileElements = 8192;
 constexpr int kControlLineBytes = 128;
+constexpr int kMaxNumCtas = 512;  // of one rank
 
 // ---- the control block: one 128-byte line per word that is polled or added to
 namespace control {
@@ -56,6 +59,10 @@ constexpr uint64_t kPublicationCount = 1024;                                    
 constexpr uint64_t kHostBarrier = kPublicationCount + kMaxNumRanks * 128;           // u32 [source rank], a line each
 constexpr uint64_t kAbortText = kHostBarrier + kMaxNumRanks * 128;                  // AbortText: what a host reports
 constexpr uint64_t kExecutorHeader = 32768;  // 128 bytes that the CPU executor shows to its peers
+// Private to the rank:
+constexpr uint64_t kPublicationExpected = 40960;  // u32 [source rank]: value that kPublicationCount had to reach so far
+constexpr uint64_t kUsedBlocks = 41472;           // u32 [parity]: pool blocks whose counters that call used
+constexpr uint64_t kScanBarrier = 41984;          // u32 [parity], 128 bytes apart: CTAs that published their route counts
 constexpr uint64_t kBytes = 65536;
 }  // namespace control
 
@@ -101,7 +108,7 @@ DG_HOST_DEVICE constexpr uint64_t num_metadata_words(const BufferShape& s) {
 }
 DG_HOST_DEVICE constexpr int row_bytes(const BufferShape& s) { return align_up(s.hidden + s.hidden / 32, 16); }
 DG_HOST_DEVICE constexpr int num_low_latency_words(const BufferShape& s) {
-    return ceil_div(s.hidden + s.hidden / 32, 12);
+    return s.hidden / 32 * 3;
 }
 DG_HOST_DEVICE constexpr int num_low_latency_tokens(const BufferShape& s) {
     return min_of(s.num_max_tokens, kLowLatencyTokenBudget / s.num_ranks);
@@ -139,6 +146,7 @@ DG_HOST_DEVICE constexpr uint64_t component_bytes(const BufferShape& s, Componen
         case Component::kSharedCounters: return kNumParities * ceil_div(num_shared_rows(s), uint64_t(kMinSharedTokenTile)) * 4;
         case Component::kSplitPartials: return uint64_t(kMaxSplitTasks) * kMaxSplitTileElements * 4;
         case Component::kSplitCounters: return kNumParities * uint64_t(kMaxSplitTasks) * 4;
+        case Component::kRouteCounts: return uint64_t(kMaxNumCtas) * align_up(s.num_local_experts(), 4) * 4;
         default: return 0;
     }
 }

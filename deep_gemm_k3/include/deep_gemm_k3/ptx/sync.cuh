@@ -23,6 +23,15 @@ __device__ __forceinline__ void barrier_sync(NamedBarrier barrier, int num_threa
 __device__ __forceinline__ void barrier_arrive(NamedBarrier barrier, int num_threads) {
     asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(static_cast<int>(barrier)), "r"(num_threads) : "memory");
 }
+// Registers of a warpgroup, all of its warps together. Released ones become free for warpgroups that ask for more.
+template <int kNumRegisters>
+__device__ __forceinline__ void increase_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kNumRegisters));
+}
+template <int kNumRegisters>
+__device__ __forceinline__ void decrease_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kNumRegisters));
+}
 // Orders generic accesses to global memory before (after) later (earlier) bulk and tensor copies.
 __device__ __forceinline__ void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");

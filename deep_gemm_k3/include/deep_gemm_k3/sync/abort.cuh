@@ -1,9 +1,14 @@
-// The abort cell: the first failure of a call, written into every rank's control block and read by every waiter.
+// Failures: noted inside the CTA first, then published to all ranks.
 //
-// A cell may be claimed by several threads of several ranks at once. `reserved` is the claim word: the one whose
-// compare-and-swap finds zero writes the fields and then releases `code`; later failures leave the cell alone. Nothing
-// is ever trapped: whoever sees a non-zero code stops waiting and carries on to its end.
+// Whoever fails (a wait that passed its limit, an argument that a role checks) notes it in the CTA's shared memory and
+// carries on. Every wait of the CTA then gives up at once, so the CTA walks to its end; its last thread publishes the
+// note (roles/cleanup.cuh). No role ever traps, and no call stands inside a loop that multiplies.
+//
+// The abort cell is the first failure of a call in a rank's control block, read by every waiter. A cell may be claimed
+// by several threads of several ranks at once. `reserved` is the claim word: the one whose compare-and-swap finds zero
+// writes the fields and then releases `code`; later failures leave the cell alone.
 #pragma once
+#include "../plan/roles_memory.cuh"
 #include "../plan/workspace.cuh"
 #include "../ptx/memory.cuh"
 #include "../ptx/sync.cuh"
@@ -23,28 +28,52 @@ __device__ __forceinline__ bool is_aborted(const uint8_t* buffer) {
     return ptx::load_relaxed_sys(buffer + plan::control::kAbort) != 0;
 }
 
-// Publishes a failure to all ranks. Called by one thread; runs once or twice in the life of a buffer. It takes no
-// Context: an address that escapes into a call would push the caller's Context from registers into memory.
-__device__ __noinline__ void raise_abort(const Params& params, int num_ranks, uint32_t epoch, Fault fault,
-    uint32_t where, uint32_t index, uint32_t wanted, uint32_t seen) {
-    for (int i = 0; i < num_ranks; ++i) {
-        const int rank = (params.rank + i) % num_ranks; // our own cell first
-        uint8_t* cell = params.buffers[rank] + plan::control::kAbort;
+// The CTA's note of its first failure, in the roles' shared memory.
+struct LocalFault {
+    uint32_t code; // 0: none; else 1 + Fault; also the claim word
+    uint32_t where;
+    uint32_t index;
+    uint32_t wanted;
+    uint32_t seen;
+};
+static_assert(sizeof(LocalFault) <= plan::roles_memory::kLocalFaultBytes);
+
+__device__ __forceinline__ LocalFault* local_fault(const sched::Context& ctx) {
+    return reinterpret_cast<LocalFault*>(ctx.roles + plan::roles_memory::kLocalFault);
+}
+__device__ __forceinline__ void note_fault(
+    const sched::Context& ctx, Fault fault, Where where, uint32_t wanted, uint32_t seen) {
+    LocalFault* note = local_fault(ctx);
+    if (atomicCAS(&note->code, 0u, 1 + static_cast<uint32_t>(fault)) != 0)
+        return;
+    note->where = pack_where(where.role, where.what);
+    note->index = where.index;
+    note->wanted = wanted;
+    note->seen = seen;
+}
+// True when this CTA or any rank has failed: nothing is worth waiting for any more.
+__device__ __forceinline__ bool must_drain(const sched::Context& ctx) {
+    return *static_cast<volatile uint32_t*>(&local_fault(ctx)->code) != 0 || is_aborted(ctx.buffer);
+}
+
+// Publishes the CTA's note to all ranks. One thread, after the CTA's other threads are done.
+__device__ __forceinline__ void publish_fault(const sched::Context& ctx) {
+    const LocalFault& note = *local_fault(ctx);
+    if (note.code == 0)
+        return;
+    for (int i = 0; i < ctx.num_ranks; ++i) {
+        const int rank = (ctx.params.rank + i) % ctx.num_ranks; // our own cell first
+        uint8_t* cell = ctx.params.buffers[rank] + plan::control::kAbort;
         if (ptx::atom_relaxed_sys_cas(cell + kAbortReserved, 0, 1) != 0)
             continue;
-        ptx::store_relaxed_sys(cell + kAbortRank, params.rank);
-        ptx::store_relaxed_sys(cell + kAbortWhere, where);
-        ptx::store_relaxed_sys(cell + kAbortIndex, index);
-        ptx::store_relaxed_sys(cell + kAbortWanted, wanted);
-        ptx::store_relaxed_sys(cell + kAbortSeen, seen);
-        ptx::store_relaxed_sys(cell + kAbortEpoch, epoch);
-        ptx::store_release_sys(cell + kAbortCode, 1 + static_cast<uint32_t>(fault));
+        ptx::store_relaxed_sys(cell + kAbortRank, ctx.params.rank);
+        ptx::store_relaxed_sys(cell + kAbortWhere, note.where);
+        ptx::store_relaxed_sys(cell + kAbortIndex, note.index);
+        ptx::store_relaxed_sys(cell + kAbortWanted, note.wanted);
+        ptx::store_relaxed_sys(cell + kAbortSeen, note.seen);
+        ptx::store_relaxed_sys(cell + kAbortEpoch, ctx.epoch);
+        ptx::store_release_sys(cell + kAbortCode, note.code);
     }
-}
-__device__ __forceinline__ void raise_abort(
-    const sched::Context& ctx, Fault fault, Where where, uint32_t wanted, uint32_t seen) {
-    raise_abort(
-        ctx.params, ctx.num_ranks, ctx.epoch, fault, pack_where(where.role, where.what), where.index, wanted, seen);
 }
 
 } // namespace deep_gemm_k3::sync

@@ -1,0 +1,123 @@
+// The fused kernel: dispatch, routed L1 and L2, shared expert, combine, RMSNorm and publication in one persistent
+// launch. This file holds the roles and the order in which a CTA starts and ends; everything that multiplies lies
+// behind Engine.
+//
+// Roles of a CTA (num_math_warpgroups * 128 + 128 threads)
+//   math warpgroups      tasks: multiply, epilogue; then combine + RMSNorm                               [many
+//   registers] producer warp        tasks: waits for a tile's inputs, issues the copies [few registers] dispatch warps
+//   (3)   push, list, gather; counters of the next call; publication visibility          [few registers]
+//
+// Pipelines
+//   stages        producer -> math and back: Engine's full and empty barriers
+//   list          dispatch -> producer, math: state word in shared memory (release/acquire, CTA)
+//   rows          any rank's dispatch -> dispatch: epochs inside the words, or row flags (system)
+//   gathered      any CTA's dispatch -> producer: rows of a pool block x parts (GPU)
+//   L1 done       any CTA's math -> producer: row tiles of a pool block, of a shared token block (GPU)
+//   partials      any rank's math -> math of the token's rank: the values validate themselves (system)
+//   publication   every CTA of every rank -> CTA 0 of every rank: cumulative counts (system)
+//
+// Timelines, one call
+//   dispatch   | header, routes, rows out | headers in, count, list | rows in -> pool | reset | ........ | release,
+//   acquire | producer   | shared L1 tiles ........ | routed L1 (list, gathered) | routed L2 (L1 done) | shared L2   |
+//   math       |  shared L1 tiles ....... |  routed L1                 |  routed L2 -> peers |  shared L2   | combine,
+//   norm |
+//
+// Barriers
+//   init --sync-- [dispatch: kDispatch among 3 warps]              +- kTasksDone -> publication warp -+
+//                 [math: Engine's, kMath in combine] -- tasks done-+- combine ----------------------- sync -- leave
+//
+// Aborts: whatever fails sets every rank's abort cell; waits then return at once, all roles walk to their end, the
+// kernel returns (sync/abort.cuh). A CTA that finds the cell set when it starts returns at once.
+#pragma once
+#include "../debug/timeline.cuh"
+#include "../plan/shared_memory.cuh"
+#include "../roles/combine.cuh"
+#include "../roles/dispatch.cuh"
+#include "../sched/task.cuh"
+
+namespace deep_gemm_k3::kernels {
+
+// What a role keeps after the warpgroups have traded registers; what the launch bounds give per thread lies between.
+struct RegisterSplit {
+    int math;
+    int other;
+};
+DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
+    if (c.num_math_warpgroups != 2)
+        return {0, 0};
+    return c.num_ctas_per_sm == 1 ? RegisterSplit{232, 40}
+                                  : (c.num_ctas_per_sm == 2 ? RegisterSplit{104, 32} : RegisterSplit{72, 24});
+}
+
+// Thread 0 reads the call's number and the abort cell; everyone learns them behind the barrier that also publishes the
+// engine's barriers and the zeroed list.
+struct Start {
+    uint32_t epoch;
+    uint32_t aborted;
+};
+template <Config C, class Engine>
+__device__ __forceinline__ Start start(const Params& params, uint8_t* shared, uint8_t* roles) {
+    __shared__ Start start;
+    if (threadIdx.x == 0) {
+        const uint8_t* buffer = params.buffers[params.rank];
+        start.epoch = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;
+        start.aborted = ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
+    }
+    for (int i = threadIdx.x; i < plan::roles_memory_bytes(C) / 4; i += blockDim.x)
+        reinterpret_cast<uint32_t*>(roles)[i] = 0;
+    Engine::initialize(params, shared);
+    __syncthreads();
+    return start;
+}
+
+// Tests only: this rank takes part late.
+__device__ __forceinline__ void delay(const Params& params) {
+    if (params.scalars.debug_delay_ns == 0)
+        return;
+    const uint64_t begin = ptx::global_timer();
+    while (ptx::global_timer() - begin < params.scalars.debug_delay_ns)
+        ptx::nanosleep(1000);
+}
+
+// Engine: static initialize(params, shared), produce(ctx, iterator) for one warp, consume(ctx) for the math
+// warpgroups. consume returns when the calling thread's stores are issued and its bulk stores have completed.
+template <Config C, class Engine>
+__device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
+    constexpr int num_math_warps = C.num_math_warpgroups * 4;
+    constexpr RegisterSplit registers = register_split(C);
+    static_assert(C.num_threads == (num_math_warps + 1 + plan::kNumDispatchWarps) * 32);
+    uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
+    const Start begin = start<C, Engine>(params, shared, roles);
+    const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
+    const sched::Context ctx{params, params.buffers[params.rank], shared, roles, begin.epoch, begin.epoch & 1,
+        C.shape.num_ranks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
+        warp, static_cast<int>(threadIdx.x) % 32};
+    if (begin.aborted != 0) {
+        if (threadIdx.x == 0)
+            roles::report_abort(ctx);
+        return;
+    }
+    delay(params);
+    if (warp < num_math_warps) {
+        if constexpr (registers.math != 0)
+            ptx::increase_registers<registers.math>();
+        Engine::consume(ctx);
+        if constexpr (C.is_published())
+            ptx::barrier_arrive(ptx::NamedBarrier::kTasksDone, num_math_warps * 32 + 32);
+        roles::combine<C>(ctx);
+    } else {
+        if constexpr (registers.other != 0)
+            ptx::decrease_registers<registers.other>();
+        if (warp == num_math_warps) {
+            sched::TaskIterator<C> tasks(ctx);
+            Engine::produce(ctx, tasks);
+        } else {
+            roles::dispatch<C>(ctx);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        roles::leave(ctx);
+}
+
+} // namespace deep_gemm_k3::kernels

@@ -1,0 +1,26 @@
+// The dispatch warps, from the first push to the end of the call.
+#pragma once
+#include "cleanup.cuh"
+#include "gather.cuh"
+
+namespace deep_gemm_k3::roles {
+
+template <Config C>
+__device__ __forceinline__ void dispatch(const Context& ctx) {
+    const int warp = ctx.warp_idx - C.num_math_warpgroups * 4 - 1;
+    DispatchWarp self = {warp, warp * 32 + ctx.lane_idx, warp * ctx.num_ctas + ctx.num_ctas - 1 - ctx.cta_idx,
+        plan::kNumDispatchWarps * ctx.num_ctas};
+    push<C>(ctx, self);
+    Share share{};
+    const bool healthy = build_list<C>(ctx, self, share);
+    if (healthy) {
+        gather<C>(ctx, self, share);
+        reset_counters<C>(ctx, self);
+        if (C.has_statistics && ctx.cta_idx == 0)
+            add_statistics<C>(ctx, self);
+    }
+    if (C.is_published() && self.warp == 0)
+        make_publication_visible<C>(ctx, healthy);
+}
+
+} // namespace deep_gemm_k3::roles

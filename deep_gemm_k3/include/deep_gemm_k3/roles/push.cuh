@@ -1,0 +1,189 @@
+// Dispatch, sending side: the routing table goes to every rank, each token's row to every rank that owns one of its
+// experts, once, however many of them it owns.
+//
+// Slots are fixed, [parity][source rank][token]: nothing is counted or reserved before a store. Two parities suffice: a
+// rank that sends for call e + 2 has seen every rank's header of call e + 1, and a rank sends that header only after
+// its call e, which read the slots, has ended. The header is released and acquired, so that this holds by
+// happens-before.
+//
+// Row formats; the source chooses and its header tells, so readers need not know its configuration:
+//   low latency  16-byte words {12 bytes, epoch}: each word validates itself, no fence, no flag; three words carry the
+//   32
+//                codes and the scale of one group of columns. For ranks x tokens <= kLowLatencyTokenBudget.
+//   plain        codes, then scales, then a flag released with the epoch. Reads and writes 1.03 bytes per element.
+// A rank keeps its own rows at home: the gathering side reads the input views directly.
+#pragma once
+#include "../plan/roles_memory.cuh"
+#include "../sync/wait.cuh"
+
+namespace deep_gemm_k3::roles {
+
+using sched::Context;
+using sync::Where;
+
+constexpr uint32_t kNoExpert = 0xFFFF;
+constexpr uint32_t kLowLatencyBit = 0x80000000u;
+
+// All dispatch warps of the rank work as one team. For pushing, consecutive units lie on different CTAs: a few tokens
+// spread over the whole chip.
+struct DispatchWarp {
+    int warp;   // 0..kNumDispatchWarps-1 in its CTA
+    int thread; // 0..95 in its CTA
+    int unit;   // in the rank
+    int num_units;
+};
+
+template <Config C>
+__device__ __forceinline__ bool is_low_latency(int num_tokens) {
+    constexpr int limit =
+        min_of(plan::num_low_latency_tokens(C.shape), plan::kLowLatencyTokenBudget / C.shape.num_ranks);
+    return num_tokens <= limit;
+}
+
+// {tokens, CTAs | low-latency bit, shared tokens, epoch}, to every rank. The fence orders all that the rank did in
+// earlier calls before the header.
+template <Config C>
+__device__ __forceinline__ void push_header(const Context& ctx) {
+    const int num_tokens = ctx.params.num_tokens;
+    const ptx::Word16 header = {static_cast<uint32_t>(num_tokens),
+        static_cast<uint32_t>(ctx.num_ctas) | (is_low_latency<C>(num_tokens) ? kLowLatencyBit : 0),
+        static_cast<uint32_t>(ctx.params.shared.num_tokens), ctx.epoch};
+    ptx::fence_acq_rel_sys();
+#pragma unroll 1
+    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+        ptx::store_relaxed_sys_b128(sched::peer_component<C>(ctx, rank, plan::Component::kMetadata) +
+                                        plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank),
+            header);
+}
+
+// Two routes per word {two expert ids, weight, weight, epoch}. A word with an id outside [-1, E) is never sent: its
+// absence keeps every rank from completing its list, so nothing is computed from it before all have seen the abort.
+template <Config C>
+__device__ __forceinline__ void push_route_words(const Context& ctx, const DispatchWarp& self) {
+    const int num_routes = ctx.params.num_tokens * C.shape.num_topk;
+    const auto* ids = reinterpret_cast<const longlong2*>(sched::component<C>(ctx, plan::Component::kInputTopkIdx));
+    const auto* weights = reinterpret_cast<const float2*>(sched::component<C>(ctx, plan::Component::kInputTopkWeights));
+    const uint64_t offset = plan::component_offset(C.shape, plan::Component::kMetadata) +
+                            plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank) + 16;
+    for (int i = self.unit * 32 + ctx.lane_idx; 2 * i < num_routes; i += self.num_units * 32) {
+        longlong2 id = ids[i];
+        const float2 weight = weights[i];
+        if (2 * i + 1 >= num_routes)
+            id.y = -1;
+        const bool first_is_bad = id.x < -1 || id.x >= C.shape.num_experts;
+        if (first_is_bad || id.y < -1 || id.y >= C.shape.num_experts) {
+            sync::note_fault(ctx, sync::Fault::kExpertOutOfRange,
+                {sync::Role::kDispatch, sync::What::kInput, static_cast<uint32_t>(2 * i + (first_is_bad ? 0 : 1))},
+                C.shape.num_experts, static_cast<uint32_t>(first_is_bad ? id.x : id.y));
+            continue;
+        }
+        const ptx::Word16 word = {(static_cast<uint32_t>(id.x) & 0xFFFF) | static_cast<uint32_t>(id.y) << 16,
+            __float_as_uint(weight.x), __float_as_uint(weight.y), ctx.epoch};
+#pragma unroll 1
+        for (int rank = 0; rank < C.shape.num_ranks; ++rank)
+            ptx::store_relaxed_sys_b128(ctx.params.buffers[rank] + offset + uint64_t(i) * 16, word);
+    }
+}
+
+// Other ranks that own an expert of a token: one bit each. All lanes of a warp together.
+struct RankMask {
+    uint32_t low, high;
+    __device__ __forceinline__ bool any() const { return (low | high) != 0; }
+    __device__ __forceinline__ bool has(int rank) const { return ((rank < 32 ? low : high) >> (rank & 31) & 1) != 0; }
+};
+template <Config C>
+__device__ __forceinline__ RankMask destinations(const Context& ctx, int token) {
+    const auto* ids = reinterpret_cast<const int64_t*>(sched::component<C>(ctx, plan::Component::kInputTopkIdx));
+    const int64_t id = ctx.lane_idx < C.shape.num_topk ? ids[int64_t(token) * C.shape.num_topk + ctx.lane_idx] : -1;
+    const bool valid = id >= 0 && id < C.shape.num_experts;
+    const int rank = valid ? static_cast<int>(id) / C.shape.num_local_experts() : ctx.params.rank;
+    const uint32_t bit = rank == ctx.params.rank ? 0 : 1u << (rank & 31);
+    RankMask mask;
+    mask.low = __reduce_or_sync(0xFFFFFFFFu, rank < 32 ? bit : 0);
+    mask.high = C.shape.num_ranks > 32 ? __reduce_or_sync(0xFFFFFFFFu, rank < 32 ? 0 : bit) : 0;
+    return mask;
+}
+
+// One lane per group of 32 columns.
+template <Config C>
+__device__ __forceinline__ void push_low_latency_rows(const Context& ctx, const DispatchWarp& self) {
+    constexpr int num_groups = C.shape.hidden / 32, num_chunks = ceil_div(num_groups, 32);
+    const uint8_t* x = sched::component<C>(ctx, plan::Component::kInputX);
+    const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales);
+    for (int item = self.unit; item < ctx.params.num_tokens * num_chunks; item += self.num_units) {
+        const int token = item / num_chunks, group = item % num_chunks * 32 + ctx.lane_idx;
+        const RankMask mask = destinations<C>(ctx, token);
+        if (!mask.any() || group >= num_groups)
+            continue;
+        const auto* codes = reinterpret_cast<const uint4*>(x + uint64_t(token) * C.shape.hidden + group * 32);
+        const uint4 a = codes[0], b = codes[1];
+        const uint32_t scale = scales[uint64_t(token) * num_groups + group];
+        const uint64_t offset = plan::component_offset(C.shape, plan::Component::kLowLatencyRows) +
+                                plan::low_latency_row_offset(C.shape, ctx.parity, ctx.params.rank, token) + group * 48;
+#pragma unroll 1
+        for (int rank = 0; rank < C.shape.num_ranks; ++rank) {
+            if (!mask.has(rank))
+                continue;
+            uint8_t* to = ctx.params.buffers[rank] + offset;
+            ptx::store_relaxed_sys_b128(to, {a.x, a.y, a.z, ctx.epoch});
+            ptx::store_relaxed_sys_b128(to + 16, {a.w, b.x, b.y, ctx.epoch});
+            ptx::store_relaxed_sys_b128(to + 32, {b.z, b.w, scale, ctx.epoch});
+        }
+    }
+}
+
+template <Config C>
+__device__ __forceinline__ void push_plain_rows(const Context& ctx, const DispatchWarp& self) {
+    constexpr int num_vectors = C.shape.hidden / 16, num_scale_words = C.shape.hidden / 128;
+    const uint8_t* x = sched::component<C>(ctx, plan::Component::kInputX);
+    const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales);
+    for (int token = self.unit; token < ctx.params.num_tokens; token += self.num_units) {
+        const RankMask mask = destinations<C>(ctx, token);
+        if (!mask.any())
+            continue;
+        const auto* codes = reinterpret_cast<const uint4*>(x + uint64_t(token) * C.shape.hidden);
+        const auto* words = reinterpret_cast<const uint32_t*>(scales) + uint64_t(token) * num_scale_words;
+        const uint64_t row = plan::row_index(C.shape, ctx.parity, ctx.params.rank, token);
+        const uint64_t offset =
+            plan::component_offset(C.shape, plan::Component::kRows) + row * plan::row_bytes(C.shape);
+#pragma unroll 1
+        for (int i = ctx.lane_idx; i < num_vectors; i += 32) {
+            const uint4 vector = codes[i];
+#pragma unroll 1
+            for (int rank = 0; rank < C.shape.num_ranks; ++rank)
+                if (mask.has(rank))
+                    reinterpret_cast<uint4*>(ctx.params.buffers[rank] + offset)[i] = vector;
+        }
+#pragma unroll 1
+        for (int i = ctx.lane_idx; i < num_scale_words; i += 32) {
+            const uint32_t word = words[i];
+#pragma unroll 1
+            for (int rank = 0; rank < C.shape.num_ranks; ++rank)
+                if (mask.has(rank))
+                    reinterpret_cast<uint32_t*>(ctx.params.buffers[rank] + offset + C.shape.hidden)[i] = word;
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+            if (mask.has(rank))
+                ptx::store_release_sys(
+                    sched::peer_component<C>(ctx, rank, plan::Component::kRowFlags) + row * 4, ctx.epoch);
+        __syncwarp();
+    }
+}
+
+template <Config C>
+__device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& self) {
+    // The last CTA has the fewest tasks.
+    if (ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 0)
+        push_header<C>(ctx);
+    push_route_words<C>(ctx, self);
+    if constexpr (C.shape.num_ranks > 1) {
+        if (is_low_latency<C>(ctx.params.num_tokens))
+            push_low_latency_rows<C>(ctx, self);
+        else
+            push_plain_rows<C>(ctx, self);
+    }
+}
+
+} // namespace deep_gemm_k3::roles
