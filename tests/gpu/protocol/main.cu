@@ -1,6 +1,7 @@
 // Protocol test on one GPU: the real roles around stand-in tiles, several local ranks, exact integer checks.
 //   protocol_test [correct|abort|time|all] [calls]
-// Prints one line per experiment; the last line is PASSED or FAILED.
+// Run it with CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER: ranks must neither share a queue nor load
+// lazily. Prints one line per experiment; the last line is PASSED or FAILED.
 #include <string>
 
 #include "world.cuh"
@@ -292,8 +293,6 @@ void run_timing() {
 } // namespace
 
 int main(int argc, char** argv) {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const std::string mode = argc > 1 ? argv[1] : "all";
     if (mode == "correct" || mode == "all")

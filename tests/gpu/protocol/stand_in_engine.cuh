@@ -69,7 +69,7 @@ struct Engine {
                 ptx::fence_proxy_async_global();
             }
             meet();
-            if (ctx.thread_idx % 128 == 0 && *is_owner) {  // one arrival per math warpgroup
+            if (ctx.thread_idx % 128 == 0 && *is_owner) { // one arrival per math warpgroup
                 if (task.phase == sched::Phase::kRoutedL1)
                     sync::arrive_block_l1_done<C>(ctx, task.block);
                 if (task.phase == sched::Phase::kSharedL1)

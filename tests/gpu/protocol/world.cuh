@@ -12,15 +12,14 @@
 
 #include "stand_in_engine.cuh"
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));                                      \
-            fflush(stdout);                                                                                            \
-            _exit(3);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
+inline void check_call(cudaError_t error, const char* file, int line) {
+    if (error == cudaSuccess)
+        return;
+    printf("%s:%d %s\n", file, line, cudaGetErrorString(error));
+    fflush(stdout);
+    _exit(3);
+}
+#define CHECK(call) check_call((call), __FILE__, __LINE__)
 
 namespace stand_in {
 

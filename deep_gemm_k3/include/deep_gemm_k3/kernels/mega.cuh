@@ -51,23 +51,20 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
 
 // Thread 0 reads the call's number and the abort cell; everyone learns them behind the barrier that also publishes the
 // engine's barriers and the zeroed list.
-struct Start {
-    uint32_t epoch;
-    uint32_t aborted;
-};
 template <Config C, class Engine>
-__device__ __forceinline__ Start start(const Params& params, uint8_t* shared, uint8_t* roles) {
-    __shared__ Start start;
+__device__ __forceinline__ void start(const Params& params, uint8_t* shared, uint8_t* roles) {
+    auto* words = reinterpret_cast<uint32_t*>(roles);
     if (threadIdx.x == 0) {
         const uint8_t* buffer = params.buffers[params.rank];
-        start.epoch = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;
-        start.aborted = ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
+        words[plan::roles_memory::kEpoch / 4] = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;
+        words[plan::roles_memory::kAborted / 4] =
+            ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
     }
-    for (int i = threadIdx.x; i < plan::roles_memory_bytes(C) / 4; i += blockDim.x)
-        reinterpret_cast<uint32_t*>(roles)[i] = 0;
+    constexpr int begin = plan::roles_memory::kZeroed / 4, end = plan::roles_memory_bytes(C) / 4;
+    for (int i = begin + threadIdx.x; i < end; i += blockDim.x)
+        words[i] = 0;
     Engine::initialize(params, shared);
     __syncthreads();
-    return start;
 }
 
 // Tests only: this rank takes part late.
@@ -87,12 +84,13 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     constexpr RegisterSplit registers = register_split(C);
     static_assert(C.num_threads == (num_math_warps + 1 + plan::kNumDispatchWarps) * 32);
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
-    const Start begin = start<C, Engine>(params, shared, roles);
+    start<C, Engine>(params, shared, roles);
+    const uint32_t epoch = *reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kEpoch);
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-    const sched::Context ctx{params, params.buffers[params.rank], shared, roles, begin.epoch, begin.epoch & 1,
-        C.shape.num_ranks, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
-        warp, static_cast<int>(threadIdx.x) % 32};
-    if (begin.aborted != 0) {
+    const sched::Context ctx{params, params.buffers[params.rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
+        static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x), warp,
+        static_cast<int>(threadIdx.x) % 32};
+    if (*reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kAborted) != 0) {
         if (threadIdx.x == 0)
             roles::report_abort(ctx);
         return;

@@ -10,11 +10,15 @@ namespace deep_gemm_k3::plan {
 constexpr int kNumDispatchWarps = 3;
 
 namespace roles_memory {
-// Words that exist once.
-constexpr int kListState = 0;   // u32 sync::ListState
-constexpr int kNumBlocks = 4;   // u32: pool blocks of this rank
-constexpr int kRowParts = 8;    // u32: arrivals that one gathered row makes
-constexpr int kIsFaulty = 12;   // u32: a dispatch warp gave up while it built the list
+// Written before the CTA's first barrier.
+constexpr int kEpoch = 0;   // u32: number of this call
+constexpr int kAborted = 4; // u32: code of an abort that was there before the call
+// Zeroed from here on. Words that exist once.
+constexpr int kZeroed = 16;
+constexpr int kListState = 16;  // u32 sync::ListState
+constexpr int kNumBlocks = 20;  // u32: pool blocks of this rank
+constexpr int kRowParts = 24;   // u32: arrivals that one gathered row makes
+constexpr int kIsFaulty = 28;   // u32: a dispatch warp gave up while it built the list
 constexpr int kLocalFault = 32; // sync::LocalFault: the CTA's first failure
 constexpr int kLocalFaultBytes = 32;
 constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
