@@ -36,6 +36,8 @@ enum class Tensor : int {
 };
 constexpr int kNumTensors = static_cast<int>(Tensor::kNumTensors);
 
+const char* tensor_name(Tensor tensor);
+
 enum class Dtype : int {
     kOther = 0,
     kUint8,

@@ -149,7 +149,7 @@ json::Value entries_json(EntryMask mask) {
 }
 
 void list_tensor(json::Array& out, Tensor tensor) {
-    EntryMask required = 0, accepted = 0;
+    EntryMask accepted = 0;
     bool per_target = false;
     const TensorSpec* first = nullptr;
     for (const TensorSpec& spec : tensor_specs()) {
@@ -157,7 +157,6 @@ void list_tensor(json::Array& out, Tensor tensor) {
             continue;
         first = first ? first : &spec;
         accepted |= spec.entries;
-        required |= spec.optional ? 0 : spec.entries;
         per_target = per_target || spec.target != ForTarget::kAny;
     }
     const std::string name = tensor_name(tensor);
@@ -165,13 +164,14 @@ void list_tensor(json::Array& out, Tensor tensor) {
         out.push_back(json::Object{{"id", name + "." + suffix}, {"name", name}, {"wanted", wanted}, {"where", "host"},
             {"entries", entries_json(entries)}});
     };
-    if (required != 0 || accepted != kEntriesAll)
+    if (accepted != kEntriesAll) // the operator's schema has the others
         add("presence", "a tensor where it has a use, None elsewhere", kEntriesAll);
     if (per_target)
         add("target", "a layout made for the buffer's target", accepted);
     add("dtype", std::string("dtype ") + (per_target ? "of the target's layout" : dtype_name(first->dtype)), accepted);
     add("rank", "the number of dimensions of its shape", accepted);
-    add("shape", "the sizes that buffer and call imply", accepted);
+    if (!has_free_shape(*first))
+        add("shape", "the sizes that buffer and call imply", accepted);
     add("contiguous", "a contiguous tensor", accepted);
     add("device", "the buffer's device", accepted);
     add("aligned", "an address that loads and stores of its kind can use", accepted);

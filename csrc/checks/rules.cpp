@@ -202,6 +202,7 @@ constexpr Rule kRules[] = {
 };
 
 constexpr OtherCheck kOthers[] = {
+    {"type",                    "every argument",              "the documented type",                                             "python"},
     {"sym_buffer.alive",        "sym_buffer",                  "a live buffer, not a destroyed one",                              "registry"},
     {"sym_buffer.aborted",      "sym_buffer",                  "one without an abort",                                            "registry"},
     {"sym_buffer.thread",       "thread",                      "the one that owns the rank of the local world",                   "registry"},

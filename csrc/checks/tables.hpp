@@ -68,7 +68,9 @@ struct TensorSpec {
     bool early; // checked before the rules about widths; the rest may rely on these
 };
 std::span<const TensorSpec> tensor_specs();
-const char* tensor_name(Tensor tensor);
+// All sizes are read from this very tensor, so none can be wrong.
+bool has_free_shape(const TensorSpec& spec);
+
 const char* forbidden_hint(Tensor tensor); // what to do instead, appended to "wanted None"
 
 enum class Stage : int { kArguments, kWidths, kWhole, kValues };

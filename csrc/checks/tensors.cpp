@@ -1,5 +1,7 @@
 #include "tables.hpp"
 
+#include "deep_gemm_k3/plan/workspace.cuh"
+
 namespace deep_gemm_k3::checks {
 
 namespace {
@@ -78,6 +80,17 @@ const char* forbidden_hint(Tensor tensor) {
     }
 }
 
+bool has_free_shape(const TensorSpec& spec) {
+    for (int i = 0; i < spec.rank; ++i) {
+        const bool own = (spec.tensor == Tensor::kY && spec.dims[i] == Dim::kNumTokens) ||
+                         (spec.tensor == Tensor::kSharedX &&
+                             (spec.dims[i] == Dim::kNumSharedTokens || spec.dims[i] == Dim::kSharedHidden));
+        if (!own)
+            return false;
+    }
+    return true;
+}
+
 DimText dim_text(Dim dim) {
     return kDimTexts[static_cast<int>(dim)];
 }
@@ -132,7 +145,7 @@ int64_t dim_value(Dim dim, const Call& call) {
     case Dim::kMinFlags:
         return kMinFlags;
     case Dim::kBufferBytes:
-        return call.tensor(Tensor::kBuffer).sizes[0];
+        return static_cast<int64_t>(plan::total_bytes(s));
     case Dim::kAny:
         return 0;
     }

@@ -147,7 +147,8 @@ json::Value config_json(const Config& c) {
 }
 
 BufferShape shape_from_json(const json::Value& given) {
-    const int max_tokens = align_up(given.int_at("num_max_tokens_per_rank"), kTokenAlignment);
+    const int wanted_tokens = given.int_at("num_max_tokens_per_rank");
+    const int max_tokens = wanted_tokens > 1 << 24 ? wanted_tokens : align_up(wanted_tokens, kTokenAlignment);
     const int shared_intermediate = given.int_or("shared_intermediate_hidden", 0);
     return {.num_ranks = given.int_at("num_ranks"),
         .num_experts = given.int_at("num_experts"),
