@@ -92,19 +92,15 @@ void check_phases(Buffer& buffer, uint32_t wanted) {
 } // namespace
 
 void write_abort(uint8_t* base, uint32_t rank, const std::string& message) {
-    auto* text = reinterpret_cast<AbortText*>(base + control::kAbortText);
     auto* cell = reinterpret_cast<AbortCell*>(base + control::kAbort);
-    const std::atomic_ref state(text->state);
-    uint32_t none = 0;
-    if (!state.compare_exchange_strong(none, AbortText::kWriting, std::memory_order_acq_rel))
+    uint32_t unclaimed = 0;
+    if (!std::atomic_ref(cell->reserved).compare_exchange_strong(unclaimed, 1, std::memory_order_acq_rel))
         return;
-    const size_t length = std::min(message.size(), sizeof(text->text));
-    std::memcpy(text->text, message.data(), length);
-    text->length = static_cast<uint32_t>(length);
-    state.store(AbortText::kWritten, std::memory_order_release);
-    uint32_t code = 0;
+    auto* text = reinterpret_cast<AbortText*>(base + control::kAbortText);
+    text->length = static_cast<uint32_t>(std::min(message.size(), sizeof(text->text)));
+    std::memcpy(text->text, message.data(), text->length);
     cell->rank = rank;
-    std::atomic_ref(cell->code).compare_exchange_strong(code, plan::kHostFault, std::memory_order_acq_rel);
+    std::atomic_ref(cell->code).store(plan::kHostFault, std::memory_order_release);
 }
 
 std::string read_abort(uint8_t* base, FaultText fault_text) {

@@ -1,6 +1,5 @@
 // Operators over the buffer registry. Arguments are plain values, so one implementation serves every dispatch key.
 #include "runtime/control.hpp"
-#include "runtime/layout.hpp"
 #include "runtime/registry.hpp"
 
 #include <torch/csrc/stable/library.h>
@@ -13,9 +12,6 @@ namespace {
 
 int64_t op_buffer_create(std::string spec_json, std::vector<int64_t> base_ptrs) {
     return create_buffer(spec_json, base_ptrs);
-}
-std::string op_buffer_layout(std::string spec_json) {
-    return buffer_layout(parse_spec(spec_json).shape);
 }
 void op_buffer_destroy(int64_t handle) {
     destroy_buffer(handle);
@@ -35,7 +31,6 @@ void op_cpu_barrier(int64_t handle, int64_t phase) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("buffer_create(str spec_json, int[] base_ptrs) -> int");
-    m.def("buffer_layout(str spec_json) -> str");
     m.def("buffer_destroy(int handle) -> ()");
     m.def("buffer_check(int handle) -> ()");
     m.def("buffer_abort(int handle, str message) -> ()");
@@ -44,7 +39,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("buffer_create", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_create));
-    m.impl("buffer_layout", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_layout));
     m.impl("buffer_destroy", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_destroy));
     m.impl("buffer_check", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_check));
     m.impl("buffer_abort", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_abort));

@@ -1,7 +1,7 @@
 #include "runtime/registry.hpp"
 
+#include "jit_kernels/heuristics/describe.hpp"
 #include "runtime/control.hpp"
-#include "runtime/flat_json.hpp"
 
 #include <array>
 #include <stdexcept>
@@ -24,34 +24,27 @@ std::atomic<void (*)(Buffer&, const std::string&)> device_abort_peers{nullptr};
 std::atomic<std::string (*)(Buffer&)> device_abort_report{nullptr};
 std::atomic<void (*)(Buffer&)> device_closed{nullptr};
 
+BufferSpec parse_spec(const std::string& spec_json) {
+    const json::Value given = json::parse(spec_json);
+    BufferSpec spec;
+    spec.shape = heuristics::shape_from_json(given);
+    spec.rank = given.int_at("rank");
+    spec.num_sms = given.int_at("num_sms");
+    spec.timeout_ns = static_cast<uint64_t>(given.at("timeout_ns").as_int());
+    spec.target = given.at("target").as_string();
+    spec.device = given.at("device").as_string();
+    spec.device_index = given.int_or("device_index", 0);
+    spec.activation = given.at("activation").as_string();
+    const json::Value* owner = given.find("owner");
+    spec.owner = owner == nullptr ? 0 : static_cast<uint64_t>(owner->as_int());
+    return spec;
+}
+
 } // namespace
 
 uint64_t thread_id() {
     static thread_local const uint64_t id = static_cast<uint64_t>(syscall(SYS_gettid));
     return id;
-}
-
-BufferSpec parse_spec(const std::string& json) {
-    const FlatJson given = FlatJson::parse(json);
-    const auto number = [&](const char* name) { return static_cast<int>(given.integer(name)); };
-    BufferSpec spec;
-    spec.shape.num_ranks = number("num_ranks");
-    spec.shape.num_experts = number("num_experts");
-    spec.shape.num_topk = number("num_topk");
-    spec.shape.num_max_tokens = number("num_max_tokens_per_rank");
-    spec.shape.num_max_shared_tokens = number("num_max_shared_tokens");
-    spec.shape.hidden = number("hidden");
-    spec.shape.intermediate = number("intermediate_hidden");
-    spec.shape.shared_intermediate = number("shared_intermediate_hidden");
-    spec.rank = static_cast<int>(given.integer("rank", 0));
-    spec.num_sms = static_cast<int>(given.integer("num_sms", 0));
-    spec.timeout_ns = static_cast<uint64_t>(given.integer("timeout_ns", 0));
-    spec.target = given.text("target", "");
-    spec.device = given.text("device", "cpu");
-    spec.device_index = static_cast<int>(given.integer("device_index", 0));
-    spec.activation = given.text("activation", "swiglu");
-    spec.owner = static_cast<uint64_t>(given.integer("owner", 0));
-    return spec;
 }
 
 void set_device_hooks(const DeviceHooks& hooks) {

@@ -70,7 +70,6 @@ void set_device_hooks(const DeviceHooks& hooks);
 using FaultText = std::string (*)(uint32_t code, uint32_t where, uint32_t index, uint32_t wanted, uint32_t seen);
 void set_fault_text(FaultText function);
 
-BufferSpec parse_spec(const std::string& spec_json);
 int64_t create_buffer(const std::string& spec_json, const std::vector<int64_t>& bases);
 void destroy_buffer(int64_t handle);
 // One array access and one atomic load; throws when the handle is not alive.

@@ -16,9 +16,6 @@ from .group import Group, check_timeout
 from .local_world import LocalRank
 
 TOKEN_ALIGNMENT = 384
-MAX_RANKS = 64
-MAX_EXPERTS = 65535  # ids travel as 16 bits, all ones meaning none
-MAX_TOPK = 32
 MAX_BYTES = 2**40
 EMULATED_SMS = 4
 ACTIVATIONS = ("swiglu", "situ")
@@ -65,8 +62,12 @@ class Layout:
 
     @classmethod
     def of(cls, spec: BufferSpec) -> Layout:
-        table = json.loads(ops().buffer_layout(spec.to_json()))
-        return cls(table["total"], {name: (offset, size) for name, (offset, size) in table["components"].items()})
+        """The layout of a buffer, worked out by the host library, which also checks the spec's numbers."""
+        try:
+            table = json.loads(ops().workspace_bytes(spec.to_json()))
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        return cls(table["total_bytes"], {row["name"]: (row["offset"], row["bytes"]) for row in table["components"]})
 
 
 def refuse_value(name: str, wanted: str, given: object) -> ValueError:
@@ -82,6 +83,11 @@ def check_int(name: str, given: object, low: int, high: int, multiple: int = 1) 
         raise refuse_value(name, f"{what} in {low}..{high}", given)
     assert isinstance(given, int)
     return given
+
+
+def _whole(given: Mapping[str, Any], name: str) -> int:
+    """An integer argument; whether its value fits is for the host library to say."""
+    return check_int(name, given[name], -(2**31), 2**31 - 1)
 
 
 def _check_choices(given: Mapping[str, object]) -> None:
@@ -144,27 +150,20 @@ def _sm_share(group: Group, device: torch.device, num_sms: int | None) -> int:
 def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch.device]:
     """Check the arguments of `get_symm_buffer_for_mega_moe` on this rank; raises naming the first that does not fit."""
     _check_choices(given)
-    check_int("group size", group.size, 1, MAX_RANKS)
-    num_experts = check_int("num_experts", given["num_experts"], 1, MAX_EXPERTS)
-    if num_experts % group.size != 0:
-        raise refuse_value("num_experts", f"a multiple of the {group.size} ranks", num_experts)
-    num_tokens = check_int("num_max_tokens_per_rank", given["num_max_tokens_per_rank"], 1, 2**20)
-    num_tokens = -(-num_tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
-    num_shared = given["num_max_shared_tokens"]
-    num_shared = num_tokens if num_shared is None else check_int("num_max_shared_tokens", num_shared, 0, 2**24)
+    num_tokens = -(-_whole(given, "num_max_tokens_per_rank") // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
     timeout_s = check_timeout(envs.TIMEOUT_S.get() if given["timeout_s"] is None else given["timeout_s"])
     device = pick_device(group, given["device"])
     spec = BufferSpec(
         num_ranks=group.size,
-        num_experts=num_experts,
-        num_topk=check_int("num_topk", given["num_topk"], 1, MAX_TOPK),
+        num_experts=_whole(given, "num_experts"),
+        num_topk=_whole(given, "num_topk"),
         num_max_tokens_per_rank=num_tokens,
-        num_max_shared_tokens=num_shared,
-        hidden=check_int("hidden", given["hidden"], 128, 2**16, 128),
-        intermediate_hidden=check_int("intermediate_hidden", given["intermediate_hidden"], 128, 2**16, 128),
-        shared_intermediate_hidden=check_int(
-            "bf16_shared_intermediate_hidden", given["bf16_shared_intermediate_hidden"], 0, 2**17, 128
-        ),
+        num_max_shared_tokens=num_tokens
+        if given["num_max_shared_tokens"] is None
+        else _whole(given, "num_max_shared_tokens"),
+        hidden=_whole(given, "hidden"),
+        intermediate_hidden=_whole(given, "intermediate_hidden"),
+        shared_intermediate_hidden=_whole(given, "bf16_shared_intermediate_hidden"),
         activation=given["activation"],
         target=target_of(device),
         device=device.type,

@@ -75,17 +75,15 @@ struct AbortCell {
     uint32_t wanted;
     uint32_t seen;
     uint32_t epoch;
-    uint32_t reserved;
+    uint32_t reserved;   // 0: unclaimed; only the one who sets it writes the other fields
 };
 static_assert(sizeof(AbortCell) == 32);
 constexpr uint32_t kHostFault = 0x10000; // an AbortCell code of a host, explained by the text beside it
 
-// Why a host aborted its peers. `state` goes 0 -> kWriting -> kWritten; the cell's code is written after that.
+// Why a host aborted its peers. Written by whoever claimed the cell, before the cell's code.
 struct AbortText {
-    static constexpr uint32_t kWriting = 1, kWritten = 2;
-    uint32_t state;
     uint32_t length;
-    char text[1016];
+    char text[1020];
 };
 static_assert(sizeof(AbortText) == 1024);
 static_assert(control::kAbortText + sizeof(AbortText) <= control::kBytes);
