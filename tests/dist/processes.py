@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "deep_gemm_k3.mega.buffer", "deep_gemm_k3.mega.first_call"])
@@ -37,13 +37,22 @@ def run_ranks(body: Callable[..., Any], size: int, *args: Any) -> list[Outcome]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     children = []
     for rank in range(size):
-        here, there = _context.Pipe(duplex=False)
+        here, there = _context.Pipe()
         process = _context.Process(target=_child, args=(there, body, store.port, rank, size, args), daemon=True)
         process.start()
         there.close()
         children.append((process, here))
     deadline = time.monotonic() + PATIENCE_S
-    return [_outcome(process, here, deadline) for process, here in children]
+    outcomes = [_outcome(here, deadline) for _, here in children]
+    for (process, here), outcome in zip(children, outcomes, strict=True):
+        here.close()
+        process.join(5.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        outcome.exit_code = process.exitcode
+        process.close()
+    return outcomes
 
 
 def results(body: Callable[..., Any], size: int, *args: Any) -> list[Any]:
@@ -63,23 +72,15 @@ def _child(pipe: Connection, body: Callable[..., Any], port: int, rank: int, siz
     except BaseException:
         outcome.error = traceback.format_exc()
     pipe.send(outcome)
-    pipe.close()
+    pipe.poll(PATIENCE_S)  # until all ranks are done: peers may still need this one's connections
     os._exit(0)  # no orderly end of gloo: peers may be dead
 
 
-def _outcome(process: Any, pipe: Connection, deadline: float) -> Outcome:
-    outcome = Outcome()
+def _outcome(pipe: Connection, deadline: float) -> Outcome:
     try:
-        if pipe.poll(max(0.0, deadline - time.monotonic())):
-            outcome = pipe.recv()
-        else:
-            outcome.error = f"still running after {PATIENCE_S:g} s"
+        if not pipe.poll(max(0.0, deadline - time.monotonic())):
+            return Outcome(error=f"still running after {PATIENCE_S:g} s")
+        outcome: Outcome = pipe.recv()
+        return outcome
     except EOFError:
-        pass  # it was killed
-    process.join(5.0)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    outcome.exit_code = process.exitcode
-    process.close()
-    return outcome
+        return Outcome()  # it was killed

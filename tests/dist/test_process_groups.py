@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -93,13 +94,16 @@ def test_zeroing_an_idle_buffer_is_legal() -> None:
 
 def late_rank(rank: int, size: int) -> None:
     group = world()
+    group.barrier("together")
     if rank == 1:
-        time.sleep(1.2)
-        with pytest.raises(GroupRefused, match=r"slow: rank [02] cannot go on: gave up after .* for rank 1"):
+        time.sleep(2.5)
+        with pytest.raises(
+            GroupRefused, match=r"slow: rank [02] cannot go on: gave up after .* for ranks? [\d, ]*\b1\b"
+        ):
             group.barrier("slow")
     else:
-        with pytest.raises((GroupTimeout, GroupRefused), match=r"gave up after .* of waiting for rank 1"):
-            group.barrier("slow", 0.4)
+        with pytest.raises((GroupTimeout, GroupRefused), match=r"gave up after .* of waiting for ranks? [\d, ]*\b1\b"):
+            group.barrier("slow", 0.8)
     assert group.all_gather(rank, "after") == list(range(size))
 
 
@@ -126,7 +130,7 @@ def test_a_refusal_raises_on_all_and_the_group_stays_usable() -> None:
 
 
 def killed_in_barrier(rank: int, size: int) -> str:
-    buffer = make(timeout_s=1.5)
+    buffer = make(timeout_s=3.0)
     ops().cpu_barrier(buffer.handle, 0)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -142,7 +146,7 @@ def killed_in_creation(rank: int, size: int) -> str:
     group.barrier("together")
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    group.timeout_s = 1.0
+    group.timeout_s = 3.0
     with pytest.raises(GroupError) as caught:
         make(group)
     return str(caught.value)
@@ -160,7 +164,8 @@ def test_survivors_of_a_killed_process_name_it_and_nothing_is_left(body: Any, de
             assert outcome.exit_code == -signal.SIGKILL
         else:
             assert not outcome.error, outcome.error
-            assert f"of waiting for rank {dead}" in outcome.value
+            # On a busy machine another survivor may be late too.
+            assert re.search(rf"of waiting for ranks? [\d, ]*\b{dead}\b", outcome.value), outcome.value
     assert shared_files() <= before
     results(share_memory, 2)
 

@@ -49,19 +49,17 @@ def test_zeroing_an_idle_buffer_is_legal() -> None:
 
 def test_a_missing_rank_is_named_on_all_and_the_buffer_refuses_work() -> None:
     def body(group: LocalRank) -> None:
-        buffer = make(group, timeout_s=0.5)
+        buffer = make(group, timeout_s=1.0)
         if group.rank == 1:
-            time.sleep(1.0)
-            expected = (
-                r"given one to be re-created: rank [02]: barrier: gave up after .* of waiting for rank 1 in phase 2"
-            )
+            time.sleep(2.0)
+            expected = r"given one to be re-created: rank [02]: barrier: gave up after .* of waiting for ranks? [\d, ]*\b1\b in phase 2"
         else:
-            expected = r"barrier: gave up after .* of waiting for rank 1 in phase 2"
+            expected = r"barrier: gave up after .* of waiting for ranks? [\d, ]*\b1\b in phase 2"
         with pytest.raises(RuntimeError, match=expected):
             ops().cpu_barrier(buffer.handle, 2)
         group.barrier("all know", PATIENCE_S)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"to be re-created: rank [02]: .* waiting for rank 1"):
+            with pytest.raises(RuntimeError, match=r"to be re-created: rank [02]: .* waiting for ranks? [\d, ]*\b1\b"):
                 buffer.check()
         group.barrier("before zeroing", PATIENCE_S)
         buffer.buffer.zero_()
