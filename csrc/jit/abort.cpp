@@ -92,7 +92,6 @@ void write_cells(runtime::Buffer& buffer, const std::string& message) {
     const size_t length = std::min(message.size(), sizeof(staging.text.text));
     std::memcpy(staging.text.text, message.data(), length);
     staging.text.length = static_cast<uint32_t>(length);
-    staging.text.state = AbortText::kWritten;
     staging.cell.rank = static_cast<uint32_t>(buffer.spec.rank);
     staging.cell.where = sync::pack_where(sync::Role::kHost, sync::What::kNone);
     staging.cell.reserved = 1; // claimed, as a kernel's report would claim it
