@@ -69,9 +69,12 @@ as aborted, which also wakes the peers that wait in a barrier.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -217,6 +220,20 @@ class _Call:
         self.tensors["y"].copy_(y)
 
 
+@contextlib.contextmanager
+def _share_of_cores(num_ranks: int) -> Iterator[None]:
+    """Torch's threads for this rank: all ranks of a call work at the same time, most often on one machine."""
+    before = torch.get_num_threads()
+    share = max(1, min(before, len(os.sched_getaffinity(0)) // num_ranks))
+    if share < before:
+        torch.set_num_threads(share)
+    try:
+        yield
+    finally:
+        if share < before:
+            torch.set_num_threads(before)
+
+
 def run(launch_json: str) -> None:
     """Execute this rank's part of the call that ``launch_json`` describes; returns when its outputs are complete.
 
@@ -229,7 +246,7 @@ def run(launch_json: str) -> None:
     sources = [call.routed(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
     call.check_world(headers, sources)
     partials = [call.slots(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
-    with torch.no_grad():
+    with torch.no_grad(), _share_of_cores(call.num_ranks):
         call.run_shared()
         call.run_routed(sources, partials)
         call.barrier(_RESULTS_READY)
