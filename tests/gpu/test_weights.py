@@ -13,7 +13,7 @@ from deep_gemm_k3.utils import per_token_cast_to_fp4, per_token_cast_to_fp8, tra
 
 pytestmark = pytest.mark.gpu
 
-H, I = 3584, 3072  # noqa: E741
+H, I = 3584, 3072
 
 
 def random_pairs(experts: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
