@@ -1,4 +1,5 @@
 // Operators of the launch layer. All arguments are plain values or CPU tensors of bytes.
+#include "jit/abort.hpp"
 #include "jit/driver.hpp"
 #include "jit/launch.hpp"
 #include "jit/module.hpp"
@@ -125,6 +126,10 @@ std::string op_driver_info() {
     return json::Value(info).dump();
 }
 
+int64_t op_buffer_error_record(int64_t handle) {
+    return reinterpret_cast<int64_t>(error_record(runtime::find_buffer(handle)));
+}
+
 template <class Number>
 void fill(Number* out, const json::Value& given, const char* name, size_t most) {
     const json::Array& values = given.at(name).as_array();
@@ -173,6 +178,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("is_capturing(int device) -> bool");
     m.def("refuse_while_capturing(int device, str what, str advice) -> ()");
     m.def("driver_info() -> str");
+    m.def("buffer_error_record(int handle) -> int");
     m.def("encode_tensor_map(str where, str spec) -> str");
 }
 
@@ -184,6 +190,7 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("check_co_resident", TORCH_BOX(&deep_gemm_k3::jit::op_check_co_resident));
     m.impl("is_capturing", TORCH_BOX(&deep_gemm_k3::jit::op_is_capturing));
     m.impl("refuse_while_capturing", TORCH_BOX(&deep_gemm_k3::jit::op_refuse_while_capturing));
+    m.impl("buffer_error_record", TORCH_BOX(&deep_gemm_k3::jit::op_buffer_error_record));
     m.impl("driver_info", TORCH_BOX(&deep_gemm_k3::jit::op_driver_info));
     m.impl("encode_tensor_map", TORCH_BOX(&deep_gemm_k3::jit::op_encode_tensor_map));
 }
