@@ -5,15 +5,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string>
 
 #include "jit/driver.hpp"
 
 using namespace deep_gemm_k3::jit::cu;
 
 namespace {
+std::map<std::string, int> settings;
 int setting(const char* name, int otherwise) {
-    const char* text = std::getenv(name);
-    return text ? std::atoi(text) : otherwise;
+    const auto found = settings.find(name);
+    return found == settings.end() ? otherwise : found->second;
 }
 template <class... Values>
 Result note(const char* format, Values... values) {
@@ -27,8 +30,11 @@ int context_object, module_object, function_object, stream_object;
 } // namespace
 
 extern "C" {
+void fake_driver_set(const char* name, int value) {
+    settings[name] = value;
+}
 Result cuInit(unsigned) {
-    return setting("FAKE_INIT", 0);
+    return setting("init", 0);
 }
 Result cuDriverGetVersion(int* version) {
     return *version = 13000, kSuccess;
@@ -50,8 +56,8 @@ Result cuDeviceGetName(char* name, int bytes, Device) {
 }
 Result cuDeviceGetAttribute(int* value, int which, Device) {
     *value = which == kDeviceNumSms         ? 132
-             : which == kDeviceComputeMajor ? setting("FAKE_MAJOR", 9)
-             : which == kDeviceComputeMinor ? setting("FAKE_MINOR", 0)
+             : which == kDeviceComputeMajor ? setting("major", 9)
+             : which == kDeviceComputeMinor ? setting("minor", 0)
                                             : 232448;
     return kSuccess;
 }
@@ -101,7 +107,7 @@ Result cuLaunchKernelEx(const LaunchConfig* c, Function, void** arguments, void*
         *static_cast<unsigned char*>(arguments[0]));
     for (unsigned i = 0; i < c->num_attributes; ++i)
         note("  attribute %d: %u", c->attributes[i].id, c->attributes[i].cluster.x);
-    return setting("FAKE_LAUNCH", 0);
+    return setting("launch", 0);
 }
 Result cuStreamCreate(Stream* stream, unsigned flags) {
     return *stream = reinterpret_cast<Stream>(&stream_object), note("stream %u", flags);
@@ -110,7 +116,7 @@ Result cuStreamSynchronize(Stream) {
     return note("synchronise");
 }
 Result cuStreamIsCapturing(Stream, int* status) {
-    return *status = setting("FAKE_CAPTURE", 0), kSuccess;
+    return *status = setting("capture", 0), kSuccess;
 }
 Result cuThreadExchangeStreamCaptureMode(int* mode) {
     return *mode = 2, kSuccess;

@@ -63,69 +63,7 @@ def test_refusals(ops, call, message: str) -> None:
         call(ops, handle)
 
 
-# ---- tensor maps: one specification, the driver's rules on every target
-
-MAP = {"name": "x", "address": 4096, "dims": [256, 64], "strides": [512], "box": [64, 32]}
-U4_ALIGN8, U4_ALIGN16 = 13, 14
-
-
-def test_emulated_map_holds_the_specification(ops) -> None:
-    data = bytes.fromhex(ops.encode_tensor_map("emulator", json.dumps(MAP)))
-    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, 88, 8)]
-    assert data[:8] == b"DG3KTMAP" and len(data) == 128
-    assert words[1:] == [4096, 256, 64, 0, 0, 0, 512, 0, 0, 0]
-    assert data[88:92] == bytes([64, 0, 32, 0])
-    assert list(data[98:100]) == [1, 1]
-    assert list(data[103:109]) == [9, 2, 0, 3, 3, 0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"address": 0}, "address: wanted one that is not null"),
-        ({"address": 4104}, "address: wanted a multiple of 16, given 4104"),
-        ({"dims": [0, 64]}, r"dims\[0\]: wanted 1..2\^32, given 0"),
-        ({"dims": [256, 2**32 + 1]}, r"dims\[1\]: wanted 1..2\^32"),
-        ({"strides": [520]}, r"strides\[0\]: wanted a multiple of 16, given 520"),
-        ({"strides": [2**40]}, r"strides\[0\]: wanted less than 2\^40"),
-        ({"strides": [256]}, r"strides\[0\]: wanted at least the 512 bytes of a row, given 256"),
-        ({"box": [64, 257]}, r"box\[1\]: wanted 1..256, given 257"),
-        ({"box": [64, 0]}, r"box\[1\]: wanted 1..256, given 0"),
-        ({"box": [60, 32]}, r"box\[0\]: wanted a multiple of 16 bytes, given 60"),
-        ({"box": [72, 32]}, r"box\[0\]: wanted at most the 128 bytes of the swizzle, given 72"),
-        ({"box": [64, 32], "swizzle": 1}, r"box\[0\]: wanted at most the 32 bytes of the swizzle"),
-        ({"element_strides": [1, 9]}, r"element_strides\[1\]: wanted 1..8, given 9"),
-        ({"swizzle": 7}, "swizzle: wanted 0..6, given 7"),
-        ({"type": 16}, "type: wanted a type of the driver, given 16"),
-        ({"type": 0, "fill": 1}, "fill: wanted zeros for a type that is no float"),
-        ({"interleave": 1}, "rank: wanted 3..5, given 2"),
-        ({"interleave": 2, "dims": [16, 8, 8], "strides": [512, 4096], "box": [16, 8, 8]}, "swizzle: wanted 32 bytes"),
-        ({"type": U4_ALIGN16, "box": [64, 32]}, r"box\[0\]: wanted 128 for this packed type, given 64"),
-        ({"type": U4_ALIGN16, "address": 4112, "box": [128, 32]}, "address: wanted a multiple of 32"),
-        ({"type": U4_ALIGN16, "dims": [192, 64], "box": [128, 32]}, r"dims\[0\]: wanted a multiple of 128"),
-        ({"type": U4_ALIGN16, "box": [128, 32], "swizzle": 2}, "swizzle: wanted none, 128 bytes or"),
-        ({"type": U4_ALIGN8, "dims": [255, 64], "box": [32, 32]}, r"dims\[0\]: wanted a multiple of 2"),
-    ],
-)
-@pytest.mark.parametrize("where", ["emulator", "null"])
-def test_broken_rules_are_named(ops, where: str, changes: dict, message: str) -> None:
-    with pytest.raises(RuntimeError, match=f"tensor map x: {message}"):
-        ops.encode_tensor_map(where, json.dumps(MAP | changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"box": [256, 32], "swizzle": 0},
-        {"type": 0, "dims": [512, 64], "box": [128, 256]},
-        {"type": U4_ALIGN16, "box": [128, 32]},
-        {"type": U4_ALIGN8, "dims": [512, 64], "strides": [256], "box": [256, 16]},
-        {"dims": [64, 8, 2, 100], "strides": [128, 65536, 1024], "box": [64, 8, 2, 8]},
-        {"dims": [256], "strides": [], "box": [64]},
-    ],
-)
-def test_legal_maps_pass(ops, changes: dict) -> None:
-    assert len(ops.encode_tensor_map("emulator", json.dumps(MAP | changes))) == 256
+MAP = {"address": 4096, "dims": [256, 64], "strides": [512], "box": [64, 32]}
 
 
 # ---- with the stand-in for the driver
@@ -155,13 +93,14 @@ def refused(call):
 
 # Imports torch once, then runs each program in a fork of its own: the driver is opened once per process.
 SERVER = """
-import io, os, tempfile
+import ctypes, io, os, tempfile
 for line in sys.stdin:
     job = json.loads(line)
     output = tempfile.TemporaryFile()
     child = os.fork()
     if child == 0:
-        os.environ.update(job["settings"])
+        for name, value in job["settings"].items():
+            ctypes.CDLL(None).fake_driver_set(name.encode(), value)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
@@ -199,7 +138,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def journal(server):
     def run(program: str, **settings: int) -> list[str]:
-        job = {"program": program, "settings": {name: str(value) for name, value in settings.items()}}
+        job = {"program": program, "settings": settings}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         reply = json.loads(server.stdout.readline())
@@ -257,7 +196,7 @@ refused(lambda: ops.register_kernel("cuda:0", "mega sm_90a {}", "e", "sm_90a", t
     ],
 )
 def test_which_device_runs_what(journal, major: int, minor: int, arch: str, image: int, runs: bool) -> None:
-    lines = journal(f"refused(lambda: register({arch!r}, {image}))", FAKE_MAJOR=major, FAKE_MINOR=minor)
+    lines = journal(f"refused(lambda: register({arch!r}, {image}))", major=major, minor=minor)
     assert lines[-1].startswith("not refused" if runs else "refused:")
 
 
@@ -284,12 +223,12 @@ refused(lambda: ops.check_co_resident(handle, shape(202, cluster=2), 0))
 def test_drivers_refusals_are_passed_on(journal) -> None:
     lines = journal(
         "handle = register()\nrefused(lambda: ops.launch_kernel(handle, shape(), argument, True, False))",
-        FAKE_LAUNCH=720,
+        launch=720,
     )
     assert "wanted a grid whose CTAs are all resident at once" in lines[-1]
     lines = journal(
         "handle = register()\nrefused(lambda: ops.launch_kernel(handle, shape(), argument, False, False))",
-        FAKE_LAUNCH=1,
+        launch=1,
     )
     assert "the CUDA driver refused: CUDA_ERROR_INVALID_VALUE (1): as told" in lines[-1]
 
@@ -310,13 +249,13 @@ def test_shared_memory_beyond_the_device_is_refused(journal) -> None:
 def test_cold_kernel_in_a_capture_names_the_call_to_make(journal) -> None:
     program = "print(ops.is_capturing(0))\nrefused(lambda: ops.refuse_while_capturing(0, 'compiling', 'warm(x)'))"
     assert journal(program)[-2:] == ["False", "not refused"]
-    lines = journal(program, FAKE_CAPTURE=1)
+    lines = journal(program, capture=1)
     assert lines[-2] == "True"
     assert lines[-1].endswith("given a stream that is capturing; call warm(x) before the capture")
 
 
 def test_unusable_driver_gives_its_reason(journal) -> None:
-    lines = journal("refused(register)\nprint(json.loads(ops.driver_info())['unavailable'])", FAKE_INIT=100)
+    lines = journal("refused(register)\nprint(json.loads(ops.driver_info())['unavailable'])", init=100)
     assert lines[0].startswith("refused: cuInit: wanted a usable device, given CUDA_ERROR")
     assert lines[1].startswith("cuInit: wanted a usable device")
 
@@ -374,7 +313,6 @@ def test_kernels_report_is_put_into_words(journal) -> None:
     lines = journal(
         TWO_RANKS
         + """
-import ctypes
 address = ops.buffer_error_record(handles[0])
 ops.buffer_check(handles[0])
 record = (ctypes.c_uint32 * 8).from_address(address)
