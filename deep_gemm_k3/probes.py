@@ -93,12 +93,11 @@ def mega_moe(device: str = "cuda", index: int = 0) -> Capability:
     if not target:
         return target
     from . import _extension
+    from .mega.plan import KERNELS
 
-    kernel = _extension.INCLUDE_DIR / "deep_gemm_k3" / "kernels" / "mega.cuh"
+    kernel = _extension.INCLUDE_DIR / "deep_gemm_k3" / "kernels" / f"{KERNELS[target.reason]}.cuh"
     if not kernel.exists():
-        return Capability(False, f"this installation has no kernel for {target.reason}")
-    if target.reason != "sm_90a":
-        return Capability(False, f"there is no kernel for {target.reason} yet; sm_90a is served")
+        return Capability(False, f"there is no kernel for {target.reason}")
     return Capability(True, f"one kernel for {target.reason}, compiled on first use")
 
 

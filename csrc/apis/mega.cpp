@@ -196,6 +196,12 @@ void set_launch_target(int64_t handle, std::string target) {
         .set_target(target == "null" ? impls::LaunchTarget::kNull : impls::LaunchTarget::kAuto);
 }
 
+void set_debug(int64_t handle, int64_t delay_ns, int64_t timeline) {
+    impls::PlanStore& store = impls::store_of(runtime::find_buffer(handle));
+    store.debug_delay_ns = static_cast<uint32_t>(delay_ns);
+    store.timeline = reinterpret_cast<void*>(timeline);
+}
+
 int64_t params_bytes() {
     return sizeof(Params);
 }
@@ -213,6 +219,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("warm_up(int handle, str options) -> ()");
     m.def("params_bytes() -> int");
     m.def("list_checks() -> str");
+    m.def("set_debug(int handle, int delay_ns, int timeline) -> ()");
     m.def("set_launch_target(int handle, str target) -> ()");
 }
 
@@ -228,5 +235,6 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("warm_up", TORCH_BOX(&deep_gemm_k3::warm_up));
     m.impl("params_bytes", TORCH_BOX(&deep_gemm_k3::params_bytes));
     m.impl("list_checks", TORCH_BOX(&deep_gemm_k3::checks::list_checks));
+    m.impl("set_debug", TORCH_BOX(&deep_gemm_k3::set_debug));
     m.impl("set_launch_target", TORCH_BOX(&deep_gemm_k3::set_launch_target));
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..jit.warmup import WarmupReport
     from .buffer import SymmBuffer
 
-KERNEL = "mega"
+KERNELS = {"sm_90a": "mega_sm90", "sm_100a": "mega_sm100"}
 ENTRIES = {
     "none": "fp8_fp4_mega_moe",
     "dense": "fp8_fp4_mega_moe_bf16_shared",
@@ -170,7 +170,7 @@ def load_kernels(problem: Mapping[str, Any], device_index: int) -> WarmupReport:
     from ..jit.warmup import warm_up
 
     target = str(problem.get("target", "sm_90a"))
-    sources = [KernelSource(KERNEL, target, entry["literal"]) for entry in all_configs(problem)]
+    sources = [KernelSource(KERNELS[target], target, entry["literal"]) for entry in all_configs(problem)]
     store = default_store()
     report = warm_up(sources, store)
     for source in sources:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checks/call.hpp"
+#include "jit/tensor_map.hpp"
 #include "jit_kernels/heuristics/problem.hpp"
 #include "runtime/registry.hpp"
 #include "utils/json.hpp"
@@ -33,6 +34,27 @@ heuristics::DeviceFacts device_of(const runtime::Buffer& buffer);
 // {"signature": what ranks compare, "problem": what all_configs takes}
 json::Value describe_signature(const checks::Call& call);
 
+// Encoded tensor maps by what they describe: a serving process meets each layer's weights in every step.
+class MapCache {
+  public:
+    TensorMap get(const jit::TensorMapSpec& spec, jit::Target target, const char* name);
+
+  private:
+    struct Key {
+        const void* address;
+        uint64_t dims;
+        uint64_t box;
+        bool operator==(const Key&) const = default;
+    };
+    struct KeyHash {
+        size_t operator()(const Key& key) const {
+            return (reinterpret_cast<uint64_t>(key.address) * 0x9E3779B97F4A7C15u) ^ key.dims * 31 ^ key.box;
+        }
+    };
+    std::mutex mutex_;
+    std::unordered_map<Key, TensorMap, KeyHash> maps_;
+};
+
 class PlanStore {
   public:
     bool is_ready(SignatureBits signature);
@@ -42,6 +64,11 @@ class PlanStore {
 
     void set_target(LaunchTarget target);
     LaunchTarget target() const { return target_; }
+
+    MapCache maps;
+    // For tests and traces: how late this rank takes part, and device memory for the in-kernel timeline.
+    uint32_t debug_delay_ns = 0;
+    void* timeline = nullptr;
 
   private:
     struct Key {
