@@ -51,13 +51,13 @@ class SymmBuffer:
         self.handle = ops().buffer_create(spec.to_json(), memory.bases)
         self._memory = memory
         self._views = {"buffer": memory.own}
-        for name, component, dtype, width in (
-            ("x", "input_x", torch.float8_e4m3fn, spec.hidden),
-            ("x_sf", "input_scales", torch.int32, spec.hidden // 128),
-            ("topk_idx", "input_topk_idx", torch.int64, spec.num_topk),
-            ("topk_weights", "input_topk_weights", torch.float32, spec.num_topk),
+        for name, dtype, width in (
+            ("x", torch.float8_e4m3fn, spec.hidden),
+            ("x_sf", torch.int32, spec.hidden // 128),
+            ("topk_idx", torch.int64, spec.num_topk),
+            ("topk_weights", torch.float32, spec.num_topk),
         ):
-            self._views[name] = self.component(component).view(dtype).view(spec.num_max_tokens_per_rank, width)
+            self._views[name] = self.component(name).view(dtype).view(spec.num_max_tokens_per_rank, width)
         self._finalizer = weakref.finalize(self, ops().buffer_destroy, self.handle)
         self._finalizer.atexit = False
         _live[self.handle] = self

@@ -63,7 +63,7 @@ def share_memory(rank: int, size: int) -> None:
     buffer = make(timeout_s=PATIENCE_S)
     assert buffer.device.type == "cpu" and buffer.group is dist.group.WORLD
     assert not buffer.buffer.any()
-    offset = buffer.layout.components["input_topk_idx"][0]
+    offset = buffer.layout.components["topk_idx"][0]
     for step in range(50):
         for peer, base in enumerate(buffer.base_ptrs):
             ctypes.c_int64.from_address(base + offset + 16 * rank).value = 100 * step + 10 * rank + peer
@@ -218,7 +218,7 @@ def overlapping(rank: int, size: int) -> None:
         buffer.topk_idx.fill_(list(members).index(name))
     world().barrier("filled")
     for name, buffer in buffers.items():
-        offset = buffer.layout.components["input_topk_idx"][0]
+        offset = buffer.layout.components["topk_idx"][0]
         for base in buffer.base_ptrs:
             assert ctypes.c_int64.from_address(base + offset).value == list(members).index(name)
     world().barrier("read")

@@ -91,7 +91,7 @@ def test_local_world(size: int) -> None:
         buffer = make(group)
         check_form(buffer, all_sms() // size)
         group.barrier("checked")
-        offset, _ = buffer.layout.components["input_topk_idx"]
+        offset, _ = buffer.layout.components["topk_idx"]
         for peer, base in enumerate(buffer.base_ptrs):
             device_bytes(base + offset + 16 * group.rank, 8).view(torch.int64).fill_(10 * group.rank + peer)
         torch.cuda.current_stream().synchronize()

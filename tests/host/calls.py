@@ -132,7 +132,8 @@ class Call:
     def component(self, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         """A region of this rank's buffer."""
         spec = {**_SPEC, "target": self.target, **self.spec}
-        offset, size = json.loads(ops().buffer_layout(json.dumps(spec)))["components"][name]
+        rows = json.loads(ops().workspace_bytes(json.dumps(spec)))["components"]
+        offset, size = next((row["offset"], row["bytes"]) for row in rows if row["name"] == name)
         return self.memory[self.rank][offset : offset + size].view(dtype).view(*shape)
 
     def swiglu(self) -> Call:

@@ -180,7 +180,7 @@ def test_a_dropped_buffer_frees_its_handle() -> None:
 def test_every_rank_addresses_every_rank() -> None:
     def body(group: LocalRank) -> None:
         buffer = make(group)
-        offset = buffer.layout.components["input_topk_weights"][0]
+        offset = buffer.layout.components["topk_weights"][0]
         for peer, base in enumerate(buffer.base_ptrs):
             ctypes.c_float.from_address(base + offset + 4 * group.rank).value = 100.0 * group.rank + peer
         ops().cpu_barrier(buffer.handle, 0)

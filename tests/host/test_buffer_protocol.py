@@ -21,7 +21,7 @@ def test_barrier_releases_the_interpreter_and_orders_memory() -> None:
     def body(group: LocalRank) -> None:
         buffer = make(group)
         row = buffer.topk_idx[: group.size, 0]
-        peers = [base + buffer.layout.components["input_topk_idx"][0] for base in buffer.base_ptrs]
+        peers = [base + buffer.layout.components["topk_idx"][0] for base in buffer.base_ptrs]
         for step in range(rounds):
             for base in peers:
                 ctypes.c_int64.from_address(base + 16 * group.rank).value = step * 8 + group.rank

@@ -2,9 +2,9 @@
 
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
-#include "runtime/layout.hpp"
 
 #include <array>
+#include <iterator>
 #include <stdexcept>
 
 namespace deep_gemm_k3::heuristics {
@@ -40,6 +40,11 @@ const char* name_of(const Named (&table)[N], int value) {
             return entry.name;
     return "?";
 }
+
+constexpr const char* kComponentNames[] = {"control", "x", "x_sf", "topk_idx", "topk_weights", "metadata",
+    "low_latency_rows", "rows", "row_flags", "partials", "pool_x", "pool_row_info", "pool_intermediate",
+    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters", "route_counts"};
+static_assert(std::size(kComponentNames) == plan::kNumComponents);
 
 const char* boolean(bool value) {
     return value ? "true" : "false";
@@ -190,8 +195,8 @@ json::Value byte_table(const BufferShape& shape) {
     json::Array rows;
     for (int i = 0; i < plan::kNumComponents; ++i) {
         const auto component = static_cast<plan::Component>(i);
-        rows.push_back(Object{{"name", runtime::component_name(i)},
-            {"offset", plan::component_offset(shape, component)}, {"bytes", plan::component_bytes(shape, component)}});
+        rows.push_back(Object{{"name", kComponentNames[i]}, {"offset", plan::component_offset(shape, component)},
+            {"bytes", plan::component_bytes(shape, component)}});
     }
     return Object{
         {"shape", shape_json(shape)}, {"components", std::move(rows)}, {"total_bytes", plan::total_bytes(shape)}};
