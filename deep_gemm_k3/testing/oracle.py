@@ -94,7 +94,7 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 def activate(gate: torch.Tensor, up: torch.Tensor, options: Options) -> torch.Tensor:
     """float32 [R, I] of BF16 ``gate`` and ``up`` [R, I].
 
-    SwiGLU: ``(g * sigmoid(g)) * u`` after the optional clamp, g from above, u on both sides, in BF16.
+    SwiGLU: ``(g / (1 + exp(-g))) * u`` after the optional clamp, g from above, u on both sides, in BF16.
     SiTU: ``((beta * tanh(g / beta)) * sigmoid(g)) * (linear_beta * tanh(u / linear_beta))``.
     """
     if options.activation == "swiglu":
@@ -102,7 +102,7 @@ def activate(gate: torch.Tensor, up: torch.Tensor, options: Options) -> torch.Te
             limit = float(torch.tensor(options.activation_clamp, dtype=torch.bfloat16, device="cpu"))
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         g = gate.float()
-        return (g * _sigmoid(g)) * up.float()
+        return (g / (torch.exp(-g) + 1.0)) * up.float()
     assert options.situ_beta is not None
     assert options.situ_linear_beta is not None
     g, u = gate.float(), up.float()
