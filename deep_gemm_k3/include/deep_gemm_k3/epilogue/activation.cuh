@@ -131,14 +131,16 @@ struct SiTU {
 template <bool kFastMath>
 struct SwiGLU {
     DG_HOST_DEVICE float operator()(float gate, float up) const {
-        if constexpr (kFastMath)
-            return gate * sigmoid<true>(gate) * up;
-        else
-            return gate / (1.f + exponential(-gate)) * up;
+        return gate * sigmoid<kFastMath>(gate) * up;
     }
 };
 
-// The gate is clamped above, the up value on both sides. A NaN stays NaN.
+// Nearest BF16 value of a finite number.
+DG_HOST_DEVICE inline float nearest_bf16(float x) {
+    const uint32_t bits = float_bits(x);
+    return bits_float((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
+}
+// The gate is clamped above, the up value on both sides, at a limit that is a BF16 number. A NaN stays NaN.
 DG_HOST_DEVICE inline float clamp_gate(float gate, float limit) {
     return gate > limit ? limit : gate;
 }

@@ -41,8 +41,9 @@ struct ToPool {
     __device__ __forceinline__ float activate(float gate, float up) const {
         const Scalars& s = ctx.params.scalars;
         if constexpr (C.has_clamp) {
-            gate = clamp_gate(gate, s.activation_clamp);
-            up = clamp_up(up, s.activation_clamp);
+            const float limit = nearest_bf16(s.activation_clamp);
+            gate = clamp_gate(gate, limit);
+            up = clamp_up(up, limit);
         }
         if constexpr (C.activation == Activation::kSiTU)
             return SiTU<C.fast_math>(s.situ_beta, s.situ_linear_beta)(gate, up);

@@ -45,8 +45,8 @@ struct RegisterSplit {
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     if (c.num_math_warpgroups != 2)
         return {0, 0};
-    return c.num_ctas_per_sm == 1 ? RegisterSplit{232, 40}
-                                  : (c.num_ctas_per_sm == 2 ? RegisterSplit{104, 32} : RegisterSplit{72, 24});
+    return c.num_ctas_per_sm == 1 ? RegisterSplit{224, 56}
+                                  : (c.num_ctas_per_sm == 2 ? RegisterSplit{96, 48} : RegisterSplit{72, 24});
 }
 
 // Thread 0 reads the call's number and the abort cell; everyone learns them behind the barrier that also publishes the
