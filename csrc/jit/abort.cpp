@@ -113,6 +113,24 @@ std::string host_text(runtime::Buffer& buffer) {
     return std::string(text.text, std::min<size_t>(text.length, sizeof(text.text)));
 }
 
+std::string probe(runtime::Buffer& buffer) {
+    const int device = buffer.spec.device_index;
+    Writer& writer = writer_of(device);
+    AbortCell found{};
+    {
+        const std::lock_guard lock(writer.mutex);
+        const cu::ContextScope scope(cu::primary_context(device));
+        const RelaxedCapture relaxed;
+        if (!copy_out(writer, &writer.staging->found, address_in(buffer.base(), control::kAbort), sizeof(AbortCell)))
+            return {}; // a broken context shows in what the caller does next
+        found = writer.staging->found;
+    }
+    if (found.code == 0)
+        return {};
+    return found.code >= plan::kHostFault ? "rank " + std::to_string(found.rank) + ": " + host_text(buffer)
+                                          : abort_words(found);
+}
+
 template <size_t N>
 std::string name_in(const char* const (&names)[N], uint32_t index) {
     return index < N ? names[index] : std::to_string(index);
@@ -135,8 +153,10 @@ void close_buffer(runtime::Buffer& buffer) {
 
 // Installed when the library is loaded.
 const bool kInstalled = [] {
-    runtime::set_device_hooks(
-        {.abort_peers = abort_device_peers, .abort_report = device_abort_report, .closed = close_buffer});
+    runtime::set_device_hooks({.abort_peers = abort_device_peers,
+        .abort_report = device_abort_report,
+        .abort_probe = probe,
+        .closed = close_buffer});
     runtime::set_fault_text(fault_words);
     return true;
 }();

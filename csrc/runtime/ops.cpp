@@ -17,7 +17,7 @@ void op_buffer_destroy(int64_t handle) {
     destroy_buffer(handle);
 }
 void op_buffer_check(int64_t handle) {
-    use_buffer(handle);
+    check_buffer(handle);
 }
 void op_buffer_abort(int64_t handle, std::string message) {
     abort_peers(find_buffer(handle), message);

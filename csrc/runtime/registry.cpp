@@ -22,6 +22,7 @@ uint64_t last_generation = 0;
 std::atomic<FaultText> fault_text{nullptr};
 std::atomic<void (*)(Buffer&, const std::string&)> device_abort_peers{nullptr};
 std::atomic<std::string (*)(Buffer&)> device_abort_report{nullptr};
+std::atomic<std::string (*)(Buffer&)> device_abort_probe{nullptr};
 std::atomic<void (*)(Buffer&)> device_closed{nullptr};
 
 BufferSpec parse_spec(const std::string& spec_json) {
@@ -50,6 +51,7 @@ uint64_t thread_id() {
 void set_device_hooks(const DeviceHooks& hooks) {
     device_abort_peers.store(hooks.abort_peers);
     device_abort_report.store(hooks.abort_report);
+    device_abort_probe.store(hooks.abort_probe);
     device_closed.store(hooks.closed);
 }
 
@@ -139,6 +141,16 @@ Buffer& use_buffer(int64_t handle) {
     Buffer& buffer = find_buffer(handle);
     buffer.require_usable();
     return buffer;
+}
+
+void check_buffer(int64_t handle) {
+    Buffer& buffer = use_buffer(handle);
+    const auto probe = buffer.on_cpu() ? nullptr : device_abort_probe.load();
+    const std::string report = probe == nullptr ? std::string() : probe(buffer);
+    if (report.empty())
+        return;
+    buffer.poison(report);
+    buffer.require_usable();
 }
 
 void abort_peers(Buffer& buffer, const std::string& message) {

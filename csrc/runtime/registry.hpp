@@ -62,6 +62,9 @@ struct DeviceHooks {
     void (*abort_peers)(Buffer&, const std::string& message) = nullptr;
     // The report of a kernel that aborted, or an empty string. Must not synchronise.
     std::string (*abort_report)(Buffer&) = nullptr;
+    // The same, read from this rank's abort cell in device memory, past kernels in flight: also what a peer wrote while
+    // this rank ran nothing.
+    std::string (*abort_probe)(Buffer&) = nullptr;
     // The buffer is being destroyed: free what was made for it.
     void (*closed)(Buffer&) = nullptr;
 };
@@ -85,6 +88,9 @@ void abort_peers(Buffer& buffer, const std::string& message);
 void refuse_call(Buffer& buffer, const std::string& message);
 // What aborted this buffer, or an empty string.
 std::string abort_report(Buffer& buffer);
+
+// use_buffer, and look into device memory too: for calls off the hot path.
+void check_buffer(int64_t handle);
 
 // Kernel's id of the calling thread; costs a system call once per thread.
 uint64_t thread_id();

@@ -167,7 +167,7 @@ class SymmBuffer:
         return self._alive().own[offset : offset + size]
 
     def check(self) -> None:
-        """Raise what made the buffer unusable: an abort found on this or another rank. Never waits for the device."""
+        """Raise what made the buffer unusable: an abort found on this or another rank. Does not wait for kernels."""
         self._alive()
         ops().buffer_check(self.handle)
 

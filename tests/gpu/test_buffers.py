@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from deep_gemm_k3.mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
+from deep_gemm_k3.mega.first_call import first_call
 from deep_gemm_k3.mega.local_world import LocalRank, local_world
 from deep_gemm_k3.mega.publication import PublicationWorkspace
 
@@ -136,6 +138,37 @@ def test_create_and_destroy_fifty_times_does_not_grow(kind: str, request: pytest
     for _ in range(50):
         make(group).destroy()
     assert free() >= before - 2**24
+
+
+def test_a_host_error_of_one_rank_reaches_idle_and_busy_peers() -> None:
+    def body(group: LocalRank) -> None:
+        buffer = make(group)
+        if group.rank == 1:
+            time.sleep(0.2)
+            buffer.abort_peers("shared_x: wanted bfloat16, given float32")
+        elif group.rank == 2:
+            with pytest.raises(RuntimeError, match="rank 1: shared_x: wanted bfloat16, given float32"):
+                first_call(buffer, {"entry": "test"}, lambda: None, 60.0)
+        else:
+            torch.cuda._sleep(2 * 10**9)  # a kernel in flight is not waited for
+            started = time.monotonic()
+            while time.monotonic() - started < 30.0 and not _refused(buffer):
+                time.sleep(0.01)
+            assert not torch.cuda.current_stream().query()
+        with pytest.raises(RuntimeError, match="rank 1: shared_x: wanted bfloat16, given float32"):
+            buffer.check()
+        group.barrier("seen")
+
+    with local_world(4) as world:
+        world.run(body)
+
+
+def _refused(buffer: SymmBuffer) -> bool:
+    try:
+        buffer.check()
+    except RuntimeError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("mode", ["rs", "sp_rs"])
