@@ -227,6 +227,30 @@ void run_aborts() {
     run_calls("after the faults and a reset", world, 40, 64, 6, true);
 }
 
+// Latest and mean time of every event over the CTAs of rank 0, in its last call. Needs -DDG_TIMELINE.
+void print_timeline(const World& world) {
+#ifdef DG_TIMELINE
+    std::vector<uint64_t> times(size_t(world.num_ctas) * debug::kTimelineWarps * debug::kNumEvents);
+    CHECK(cudaMemcpy(times.data(), world.timelines[0], times.size() * 8, cudaMemcpyDeviceToHost));
+    uint64_t start = ~0ull;
+    for (size_t i = 0; i < times.size(); i += debug::kNumEvents)
+        if (times[i] != 0)
+            start = std::min(start, times[i]);
+    printf("     us, mean/last:");
+    for (int event = 0; event < debug::kNumEvents; ++event) {
+        double sum = 0, last = 0;
+        int count = 0;
+        for (size_t i = event; i < times.size(); i += debug::kNumEvents)
+            if (times[i] >= start) {
+                sum += (times[i] - start) * 1e-3, ++count;
+                last = std::max(last, (times[i] - start) * 1e-3);
+            }
+        printf(" %s %.2f/%.2f", debug::kEventNames[event], sum / std::max(count, 1), last);
+    }
+    printf("\n");
+#endif
+}
+
 // ---- time per call: back-to-back launches of all ranks, the checked inputs of run_calls
 void time_calls(const char* name, World& world, int num_tokens) {
     std::mt19937 rng(num_tokens);
@@ -270,6 +294,7 @@ void time_calls(const char* name, World& world, int num_tokens) {
         world.check(all, rank, 0);
     report(is_clean(world, name), std::string(name) + ", " + std::to_string(num_tokens) +
                                       " tokens per rank: " + std::to_string(best) + " us per call");
+    print_timeline(world);
 }
 
 void run_timing() {

@@ -216,6 +216,7 @@ struct World {
     std::vector<uint32_t*> num_bad;
     std::vector<cudaStream_t> streams;
     plan::AbortCell* records;
+    std::vector<uint64_t*> timelines;
     std::vector<std::vector<int>> wanted_statistics;
     static constexpr int kGenerations = 3;
     uint64_t stride() const { return uint64_t(64) * config.shared_hidden * 2 * config.shape.num_ranks; }
@@ -237,7 +238,8 @@ struct World {
             allocate(y, size_t(c.shape.num_max_tokens) * c.shape.hidden * 2);
             allocate(shared_y, stride() + 16);
             allocate(statistics, c.shape.num_local_experts() * 4);
-            allocate(flags, 64), allocate(peers, 512), allocate(num_bad, 64);
+            allocate(timelines, 512 * debug::kTimelineWarps * debug::kNumEvents * 8), allocate(flags, 64),
+                allocate(peers, 512), allocate(num_bad, 64);
             cudaStream_t s;
             CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
             streams.push_back(s);
@@ -268,7 +270,7 @@ struct World {
         p.shared = {all.ranks[rank].d_shared_x, nullptr, nullptr, shared_y[rank], all.num_shared_tokens};
         p.publication = {flags[rank], peers[rank], stride(), kGenerations};
         p.scalars.rms_epsilon = 1e-5f, p.scalars.timeout_ns = timeout_ns, p.scalars.debug_delay_ns = delay_ns;
-        p.error_record = records + rank;
+        p.error_record = records + rank, p.timeline = timelines[rank];
         return p;
     }
 

@@ -30,6 +30,7 @@
 // kernel returns (sync/abort.cuh). A CTA that finds the cell set when it starts returns at once.
 #pragma once
 #include "../debug/timeline.cuh"
+#include "../engine/sm90/engine.cuh"
 #include "../plan/shared_memory.cuh"
 #include "../roles/combine.cuh"
 #include "../roles/dispatch.cuh"
@@ -45,8 +46,14 @@ struct RegisterSplit {
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     if (c.num_math_warpgroups != 2)
         return {0, 0};
-    return c.num_ctas_per_sm == 1 ? RegisterSplit{224, 56}
-                                  : (c.num_ctas_per_sm == 2 ? RegisterSplit{96, 48} : RegisterSplit{72, 24});
+    switch (c.num_ctas_per_sm) {
+    case 1:
+        return c.routed_tile.num_tokens <= 64 ? RegisterSplit{208, 88} : RegisterSplit{224, 56};
+    case 2:
+        return {96, 48};
+    default:
+        return {72, 24};
+    }
 }
 
 // Thread 0 reads the call's number and the abort cell; everyone learns them behind the barrier that also publishes the
@@ -96,13 +103,16 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         return;
     }
     delay(params);
+    debug::mark(ctx, debug::Event::kStart);
     if (warp < num_math_warps) {
         if constexpr (registers.math != 0)
             ptx::increase_registers<registers.math>();
         Engine::consume(ctx);
+        debug::mark(ctx, debug::Event::kTasksDone);
         if constexpr (C.is_published())
             ptx::barrier_arrive(ptx::NamedBarrier::kTasksDone, num_math_warps * 32 + 32);
         roles::combine<C>(ctx);
+        debug::mark(ctx, debug::Event::kCombined);
     } else {
         if constexpr (registers.other != 0)
             ptx::decrease_registers<registers.other>();
@@ -114,8 +124,16 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         }
     }
     __syncthreads();
+    debug::mark(ctx, debug::Event::kEnd);
     if (threadIdx.x == 0)
         roles::leave(ctx);
+}
+
+template <Config C>
+__global__ void __launch_bounds__(C.num_threads, C.num_ctas_per_sm) mega(const __grid_constant__ Params params) {
+    static_assert(C.arch == Architecture::kSM90);
+    extern __shared__ __align__(1024) uint8_t shared[];
+    run<C, engine::EngineSM90<C>>(params, shared);
 }
 
 } // namespace deep_gemm_k3::kernels

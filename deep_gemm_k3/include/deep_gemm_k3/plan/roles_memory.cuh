@@ -29,7 +29,7 @@ constexpr int kFirstWord = 768;  // u32 [65]: route words of all earlier ranks
 constexpr int kExperts = 1152;
 // Per local expert.
 DG_HOST_DEVICE constexpr int padded_experts(const Config& c) {
-    return align_up(c.shape.num_local_experts(), 4);
+    return align_up(c.shape.num_local_experts(), 8);
 }
 DG_HOST_DEVICE constexpr int num_rows_offset(const Config&) {
     return kExperts;

@@ -124,6 +124,10 @@ DG_HOST_DEVICE constexpr uint64_t num_shared_rows(const BufferShape& s) {
     return s.shared_intermediate == 0 ? 0 : align_up(uint64_t(s.num_max_shared_tokens), uint64_t(kMaxTokenTile));
 }
 
+DG_HOST_DEVICE constexpr int route_count_words(const BufferShape& s) {
+    return align_up(s.num_local_experts(), 8) / 2;
+}
+
 DG_HOST_DEVICE constexpr uint64_t component_bytes(const BufferShape& s, Component component) {
     const uint64_t tokens = s.num_max_tokens, ranks = s.num_ranks, topk = s.num_topk, hidden = s.hidden;
     switch (component) {
@@ -164,7 +168,7 @@ DG_HOST_DEVICE constexpr uint64_t component_bytes(const BufferShape& s, Componen
     case Component::kSplitCounters:
         return kNumParities * uint64_t(kMaxSplitTasks) * 4;
     case Component::kRouteCounts:
-        return uint64_t(kMaxNumCtas) * align_up(s.num_local_experts(), 4) * 4;
+        return uint64_t(kMaxNumCtas) * route_count_words(s) * 4;
     default:
         return 0;
     }

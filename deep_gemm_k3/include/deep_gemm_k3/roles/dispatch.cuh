@@ -1,5 +1,6 @@
 // The dispatch warps, from the first push to the end of the call.
 #pragma once
+#include "../debug/timeline.cuh"
 #include "cleanup.cuh"
 #include "gather.cuh"
 
@@ -11,10 +12,13 @@ __device__ __forceinline__ void dispatch(const Context& ctx) {
     DispatchWarp self = {warp, warp * 32 + ctx.lane_idx, warp * ctx.num_ctas + ctx.num_ctas - 1 - ctx.cta_idx,
         plan::kNumDispatchWarps * ctx.num_ctas};
     push<C>(ctx, self);
+    debug::mark(ctx, debug::Event::kPushed);
     Share share{};
     const bool healthy = build_list<C>(ctx, self, share);
     if (healthy) {
+        debug::mark(ctx, debug::Event::kListed);
         gather<C>(ctx, self, share);
+        debug::mark(ctx, debug::Event::kGathered);
         reset_counters<C>(ctx, self);
         if (C.has_statistics && ctx.cta_idx == 0)
             add_statistics<C>(ctx, self);

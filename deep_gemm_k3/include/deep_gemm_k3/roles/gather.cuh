@@ -127,7 +127,7 @@ __device__ __forceinline__ Route place_route(
         const uint32_t offset = cursor.locate(ctx, index / 2);
         const ptx::Word16 word =
             ptx::load_relaxed_sys_b128(sched::component<C>(ctx, plan::Component::kMetadata) + offset);
-        expert = local_expert<C>(ctx, word, index & 1);
+        expert = local_expert<C>(ctx, word.x, index & 1);
         weight = (index & 1) != 0 ? word.z : word.y;
         route.source_rank = cursor.rank;
         route.token_slot = index - 2 * words_at(ctx, plan::roles_memory::kFirstWord)[cursor.rank];

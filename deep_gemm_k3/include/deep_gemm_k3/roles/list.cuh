@@ -9,12 +9,13 @@
 //                16-byte loads in flight each.
 //   many routes  every CTA reads its own share, publishes its counts, and sums those of the others.
 #pragma once
+#include "../debug/timeline.cuh"
 #include "push.cuh"
 
 namespace deep_gemm_k3::roles {
 
 // Above this many routes the two-level count is cheaper than reading them all.
-constexpr int kMaxDirectRoutes = 8192;
+constexpr int kMaxDirectRoutes = 4096;
 constexpr int kNumDispatchThreads = plan::kNumDispatchWarps * 32;
 
 __device__ __forceinline__ void dispatch_barrier() {
@@ -121,44 +122,44 @@ struct WordCursor {
     }
 };
 
-// Local expert of one half of a route word, or a number >= the count of local experts.
+// Local expert of one half of a route word's ids, or a number >= the count of local experts.
 template <Config C>
-__device__ __forceinline__ uint32_t local_expert(const Context& ctx, const ptx::Word16& word, int half) {
-    return (half != 0 ? word.x >> 16 : word.x & 0xFFFF) - ctx.params.rank * C.shape.num_local_experts();
+__device__ __forceinline__ uint32_t local_expert(const Context& ctx, uint32_t ids, int half) {
+    return (half != 0 ? ids >> 16 : ids & 0xFFFF) - ctx.params.rank * C.shape.num_local_experts();
 }
 
-// Reads words [begin, end), several in flight, waits for those that are late, and calls visit(word index, word).
+// Reads words [begin, end), one per thread and `stride`, several in flight, and calls visit(word index, its two ids).
+// Words that are late are waited for together with their batch.
 template <Config C, class Visit>
 __device__ __forceinline__ void scan_words(const Context& ctx, uint32_t begin, uint32_t end, int stride, Visit visit) {
     constexpr int kInFlight = 4;
     const uint8_t* metadata = sched::component<C>(ctx, plan::Component::kMetadata);
     WordCursor<C> cursor;
     for (uint32_t first = begin; first < end; first += stride * kInFlight) {
-        ptx::Word16 words[kInFlight];
-        uint32_t offsets[kInFlight];
+        uint32_t ids[kInFlight];
+        const Where where = {sync::Role::kDispatch, sync::What::kRouteWords, static_cast<uint32_t>(cursor.rank)};
+        const bool arrived = sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
+            ptx::Word16 words[kInFlight];
+            WordCursor<C> next = cursor;
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            if (first + i * stride >= end)
-                continue;
-            offsets[i] = cursor.locate(ctx, first + i * stride);
-            words[i] = ptx::load_relaxed_sys_b128(metadata + offsets[i]);
-        }
+            for (int i = 0; i < kInFlight; ++i)
+                words[i] = ptx::load_relaxed_sys_b128(metadata + next.locate(ctx, min(first + i * stride, end - 1)));
+            bool all_arrived = true;
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            if (first + i * stride >= end)
-                continue;
-            const bool arrived =
-                words[i].w == ctx.epoch ||
-                sync::wait_until(ctx,
-                    {sync::Role::kDispatch, sync::What::kRouteWords, static_cast<uint32_t>(cursor.rank)}, ctx.epoch,
-                    [&](uint32_t& seen) {
-                        words[i] = ptx::load_relaxed_sys_b128(metadata + offsets[i]);
-                        return (seen = words[i].w) == ctx.epoch;
-                    });
-            if (!arrived)
-                return mark_faulty(ctx);
-            visit(first + i * stride, words[i]);
-        }
+            for (int i = 0; i < kInFlight; ++i) {
+                ids[i] = words[i].x;
+                all_arrived &= words[i].w == ctx.epoch;
+                seen = words[i].w != ctx.epoch ? words[i].w : seen;
+            }
+            return all_arrived;
+        });
+        if (!arrived)
+            return mark_faulty(ctx);
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i)
+            if (first + i * stride < end)
+                visit(first + i * stride, ids[i]);
+        cursor.locate(ctx, first);
     }
 }
 
@@ -179,10 +180,10 @@ __device__ __forceinline__ Share share_of(uint32_t num_routes, uint32_t unit, ui
 
 // Counts a word's routes: f(local expert, route).
 template <Config C, class F>
-__device__ __forceinline__ void for_each_route(const Context& ctx, uint32_t index, const ptx::Word16& word, F f) {
+__device__ __forceinline__ void for_each_route(const Context& ctx, uint32_t index, uint32_t ids, F f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const uint32_t expert = local_expert<C>(ctx, word, half);
+        const uint32_t expert = local_expert<C>(ctx, ids, half);
         if (expert < static_cast<uint32_t>(C.shape.num_local_experts()))
             f(expert, 2 * index + half);
     }
@@ -194,13 +195,28 @@ template <Config C>
 __device__ __forceinline__ void count_directly(
     const Context& ctx, const DispatchWarp& self, uint32_t num_words, const uint32_t (&begins)[4]) {
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
-    scan_words<C>(ctx, self.thread, num_words, kNumDispatchThreads, [&](uint32_t index, const ptx::Word16& word) {
-        for_each_route<C>(ctx, index, word, [&](uint32_t expert, uint32_t route) {
+    scan_words<C>(ctx, self.thread, num_words, kNumDispatchThreads, [&](uint32_t index, uint32_t ids) {
+        for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             atomicAdd(&num_rows[expert], 1u);
             if (route < begins[2])
                 atomicAdd(&cursors<C>(ctx, route < begins[0] ? 0 : (route < begins[1] ? 1 : 2))[expert], 1u);
         });
     });
+}
+
+// Adds one CTA's counts of eight experts to the rank's, and to cursor 0 when that CTA's share lies before ours.
+template <Config C>
+__device__ __forceinline__ void add_counts(const Context& ctx, uint4 counts, bool is_before, int expert) {
+    const uint32_t pairs[4] = {counts.x, counts.y, counts.z, counts.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t count = (i & 1) != 0 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xFFFF;
+        if (count == 0)
+            continue;
+        atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], count);
+        if (is_before)
+            atomicAdd(&cursors<C>(ctx, 0)[expert + i], count);
+    }
 }
 
 template <Config C>
@@ -212,8 +228,8 @@ __device__ __forceinline__ void count_by_shares(
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     const uint32_t begin = self.warp == 0 ? begins[0] : (self.warp == 1 ? begins[1] : begins[2]);
     const uint32_t end = self.warp == 0 ? begins[1] : (self.warp == 1 ? begins[2] : begins[3]);
-    scan_words<C>(ctx, begin / 2 + ctx.lane_idx, (end + 1) / 2, 32, [&](uint32_t index, const ptx::Word16& word) {
-        for_each_route<C>(ctx, index, word, [&](uint32_t expert, uint32_t route) {
+    scan_words<C>(ctx, begin / 2 + ctx.lane_idx, (end + 1) / 2, 32, [&](uint32_t index, uint32_t ids) {
+        for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             if (route < begin || route >= end)
                 return;
             atomicAdd(&num_rows[expert], 1u);
@@ -225,16 +241,17 @@ __device__ __forceinline__ void count_by_shares(
         mark_faulty(ctx);
 }
 
-// Publishes this CTA's counts and sums all CTAs'. kRouteCounts needs one copy only: a kernel boundary lies between the
-// readers of one call and the writers of the next.
+// Publishes this CTA's counts and sums all CTAs': 16 bits each, since a share is shorter than that. kRouteCounts needs
+// one copy only: a kernel boundary lies between the readers of one call and the writers of the next.
 template <Config C>
 __device__ __forceinline__ bool exchange_counts(const Context& ctx, const DispatchWarp& self) {
-    constexpr int num_padded = plan::roles_memory::padded_experts(C), num_vectors = num_padded / 4;
+    constexpr int num_pairs = plan::route_count_words(C.shape), num_vectors = num_pairs / 4;
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     auto* counts = reinterpret_cast<uint32_t*>(sched::component<C>(ctx, plan::Component::kRouteCounts));
-    for (int i = self.thread; i < num_padded; i += kNumDispatchThreads) {
-        counts[ctx.cta_idx * num_padded + i] = num_rows[i];
-        num_rows[i] = 0;
+#pragma unroll 1
+    for (int i = self.thread; i < num_pairs; i += kNumDispatchThreads) {
+        counts[ctx.cta_idx * num_pairs + i] = num_rows[2 * i] | num_rows[2 * i + 1] << 16;
+        num_rows[2 * i] = num_rows[2 * i + 1] = 0;
     }
     dispatch_barrier();
     if (self.thread == 0) {
@@ -251,19 +268,8 @@ __device__ __forceinline__ bool exchange_counts(const Context& ctx, const Dispat
         return false;
     const auto* vectors = reinterpret_cast<const uint4*>(counts);
 #pragma unroll 4
-    for (int i = self.thread; i < ctx.num_ctas * num_vectors; i += kNumDispatchThreads) {
-        const uint4 vector = vectors[i];
-        const uint32_t values[4] = {vector.x, vector.y, vector.z, vector.w};
-        const int cta = i / num_vectors, expert = i % num_vectors * 4;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            if (values[j] == 0)
-                continue;
-            atomicAdd(&num_rows[expert + j], values[j]);
-            if (cta < ctx.cta_idx)
-                atomicAdd(&cursors<C>(ctx, 0)[expert + j], values[j]);
-        }
-    }
+    for (int i = self.thread; i < ctx.num_ctas * num_vectors; i += kNumDispatchThreads)
+        add_counts<C>(ctx, vectors[i], i / num_vectors < ctx.cta_idx, i % num_vectors * 8);
     return true;
 }
 
@@ -320,6 +326,7 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
     if (self.warp == 0)
         read_headers<C>(ctx);
     bool healthy = all_healthy(ctx);
+    debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
         const uint32_t num_words = words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
         const uint32_t first_unit = ctx.cta_idx * plan::kNumDispatchWarps;
