@@ -30,7 +30,6 @@
 // kernel returns (sync/abort.cuh). A CTA that finds the cell set when it starts returns at once.
 #pragma once
 #include "../debug/timeline.cuh"
-#include "../engine/sm90/engine.cuh"
 #include "../plan/shared_memory.cuh"
 #include "../roles/combine.cuh"
 #include "../roles/dispatch.cuh"
@@ -127,13 +126,6 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     debug::mark(ctx, debug::Event::kEnd);
     if (threadIdx.x == 0)
         roles::leave(ctx);
-}
-
-template <Config C>
-__global__ void __launch_bounds__(C.num_threads, C.num_ctas_per_sm) mega(const __grid_constant__ Params params) {
-    static_assert(C.arch == Architecture::kSM90);
-    extern __shared__ __align__(1024) uint8_t shared[];
-    run<C, engine::EngineSM90<C>>(params, shared);
 }
 
 } // namespace deep_gemm_k3::kernels
