@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deep_gemm_k3._extension import ops
+from deep_gemm_k3.mega.plan import Plan, all_configs
 
 
 class SharedOutput(StrEnum):
@@ -23,57 +23,14 @@ class Target(StrEnum):
     sm_100a = "sm_100a"
 
 
+class Device(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
 _OUTPUT_NAMES = {"none": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 
 app = typer.Typer(add_completion=False)
-
-
-def human(size: float) -> str:
-    """Bytes in the largest unit that keeps a digit before the point."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
-
-
-def byte_lines(table: dict[str, Any]) -> list[str]:
-    """The components of a buffer and their sum."""
-    total = table["total_bytes"]
-    rows = [row for row in table["components"] if row["bytes"]]
-    width = max(len(row["name"]) for row in rows)
-    lines = [f"{'component':<{width}}  {'offset':>14}  {'bytes':>14}  {'share':>6}"]
-    lines += [
-        f"{row['name']:<{width}}  {row['offset']:>14}  {row['bytes']:>14}  {row['bytes'] / total:>6.1%}" for row in rows
-    ]
-    return [*lines, f"{'buffer of one rank':<{width}}  {'':>14}  {total:>14}  {human(total)}"]
-
-
-def reason_lines(plan: dict[str, Any]) -> list[str]:
-    """The choice in words, with the numbers it comes from."""
-    config = plan["config"]
-    tile, memory = config["routed_tile"], plan["shared_memory"]
-    mean = plan["expected_tokens_per_expert"]
-    invariant = plan["batch_invariant"]
-    why = "batch-invariant: one path for every count" if invariant else f"{mean:.2f} expected per expert"
-    lines = [
-        f"target         {plan['target']}, {plan['num_sms']} SMs, grid {plan['grid']} "
-        f"({config['num_ctas_per_sm']} per SM, {config['num_threads']} threads)",
-        f"routed tiles   {tile['num_rows']} rows x {tile['num_tokens']} tokens, K {tile['num_k']}: {why}",
-    ]
-    if config["shared_output"] != "none":
-        tile = config["shared_tile"]
-        lines.append(
-            f"shared tiles   {tile['num_rows']} rows x {tile['num_tokens']} tokens, K {tile['num_k']}: "
-            f"{plan['num_shared_tokens']} shared tokens"
-        )
-    splits = ", ".join(f"{name} {count}" for name, count in config["splits"].items() if count > 1)
-    lines.append(f"splits of K    {splits or 'none: there are enough tiles'}")
-    lines.append(
-        f"shared memory  {memory['bytes_per_cta']} of {memory['limit']} bytes per CTA, {config['num_stages']} stages of "
-        f"{memory['bytes_per_stage']}"
-    )
-    return lines
 
 
 @app.command()
@@ -91,6 +48,7 @@ def plan(
     shared_hidden: Annotated[int, typer.Option(help="Width of the shared input.")] = 7168,
     shared_intermediate: Annotated[int, typer.Option(help="This rank's slice of the shared expert.")] = 768,
     target: Annotated[Target, typer.Option(help="Architecture.")] = Target.sm_90a,
+    device: Annotated[Device, typer.Option(help="Where the tensors would live.")] = Device.cuda,
     num_sms: Annotated[int, typer.Option(help="SMs the call may use; 0: all of the target's usual device.")] = 0,
     batch_invariant: Annotated[bool, typer.Option(help="Plan for bits that do not depend on the batch.")] = False,
     literal: Annotated[bool, typer.Option("--literal", help="Print the Config as the kernel's source has it.")] = False,
@@ -119,21 +77,19 @@ def plan(
         }
     if num_sms:
         problem["num_sms"] = num_sms
-    text = json.dumps(problem)
     try:
-        planned = json.loads(ops().plan_explain(text))
-        configs = json.loads(ops().all_configs(text))
+        planned = Plan.make(device=device.value, **problem)
+        configs = all_configs(problem)
     except RuntimeError as error:
         typer.echo(str(error).splitlines()[0], err=True)
         raise typer.Exit(2) from None
     if as_json:
-        print(json.dumps(planned | {"num_configs": len(configs)}, indent=2))
+        print(json.dumps({**planned.data, "num_configs": len(configs)}, indent=2))
         return
-    print("\n".join(reason_lines(planned)))
-    print(f"warm-up        {len(configs)} configurations for all token counts of this signature\n")
-    print("\n".join(byte_lines(planned["buffer"])))
+    print(planned.explain())
+    print(f"warm-up   {len(configs)} configurations for all token counts of this signature\n")
+    print(planned.byte_table())
     if literal:
-        print(f"\n{planned['literal']}")
-    if planned["fault"]:
-        print(f"\ncannot run: {planned['fault']}")
+        print(f"\n{planned.literal}")
+    if planned.data["fault"]:
         raise typer.Exit(1)

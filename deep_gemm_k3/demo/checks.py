@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from deep_gemm_k3.demo import reference
 from deep_gemm_k3.demo.data import Bits, Layer, Problem, reference_routed, reference_shared
-from deep_gemm_k3.demo.run import MODES, UNTOUCHED, Progress, RankResult
+from deep_gemm_k3.demo.run import MODES, UNTOUCHED, RankResult
 
 ROUTED_LIMIT = 2e-3
 ROW_LIMIT = 1e-2
@@ -98,7 +99,7 @@ def check_routed(layer: Layer, results: list[RankResult]) -> list[Row]:
     return rows
 
 
-def check(layer: Layer, results: list[RankResult], progress: Progress) -> list[Row]:
+def check(layer: Layer, results: list[RankResult], progress: Callable[[str], None]) -> list[Row]:
     published, sums = check_published(layer.problem, results)
     progress("published values compared with the dense outputs")
     rows = published + check_routed(layer, results)

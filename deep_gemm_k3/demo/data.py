@@ -52,8 +52,8 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """Bit patterns of a BF16 tensor, copied: a CPU tensor's memory may be written again by the next call."""
-    return np.array(tensor.contiguous().view(torch.int16).numpy()).view(np.uint16)
+    """Bit patterns of a BF16 tensor, copied."""
+    return tensor.contiguous().view(torch.int16).cpu().numpy().view(np.uint16).copy()
 
 
 @dataclass

@@ -100,7 +100,7 @@ class RankRun:
             out = torch.full_like(self.shared_x, float("nan"))
             deep_gemm_k3.fp8_fp4_mega_moe_bf16_shared(y, out, self.l1, self.l2, *shared, self.buffer, **options)
             self.buffer.check()
-            return Call(bits_of(y.cpu()), bits_of(out.cpu()), time.perf_counter() - started)
+            return Call(bits_of(y), bits_of(out), time.perf_counter() - started)
         publish = {
             "rs": deep_gemm_k3.fp8_fp4_mega_moe_bf16_shared_rs,
             "sp_rs": deep_gemm_k3.fp8_fp4_mega_moe_bf16_shared_sp_rs,
@@ -112,7 +112,22 @@ class RankRun:
         self.buffer.check()
         seconds = time.perf_counter() - started
         target.rotate()
-        return Call(bits_of(y.cpu()), bits_of(target.workspace.cpu()), seconds, generation)
+        return Call(bits_of(y), bits_of(target.workspace), seconds, generation)
+
+
+def describe(run: RankRun) -> str:
+    """What the calls run and how large the parts of a buffer are, as the plan tells."""
+    problem = run.problem
+    plan = deep_gemm_k3.Plan.of(
+        run.buffer,
+        max(problem.tokens),
+        num_shared_tokens=problem.shared_tokens,
+        shared_hidden=problem.shared_hidden,
+        shared_output="token_owner",
+        activation="situ",
+    )
+    workspaces = ", ".join(f"{mode} {run.workspaces[mode].workspace.nbytes / 2**20:.2f} MiB" for mode in MODES[1:])
+    return f"\n{plan.explain()}\nworkspace {workspaces} on each rank\n\n{plan.byte_table()}\n"
 
 
 def run_rank(group: Any, layer: Layer, device: torch.device, progress: Progress) -> RankResult:
@@ -120,6 +135,7 @@ def run_rank(group: Any, layer: Layer, device: torch.device, progress: Progress)
     result = RankResult()
     if run.rank == 0:
         progress("buffers, weights and workspaces are in place")
+        print(describe(run), flush=True)
     for mode in MODES:
         for part in range(layer.problem.parts):
             result.calls[mode, part] = run.call(mode, part)

@@ -157,15 +157,20 @@ def test_plan_prints_choice_and_bytes(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     assert str(planned["buffer"]["total_bytes"]) in text
     assert planned["literal"] in text
-    for word in ("target", "routed tiles", "shared tiles", "splits", "shared memory", "warm-up"):
+    for word in ("entry", "runs on", "routed", "shared", "K splits", "grid", "buffer", "warm-up"):
         assert f"\n{word}" in f"\n{text}"
 
 
 def test_plan_without_shared_expert(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shared", "none", "--tokens", "4096", "--target", "sm_100a", "--batch-invariant"]) == 0
     text = capsys.readouterr().out
-    assert "shared tiles" not in text
-    assert "batch-invariant" in text and "sm_100a" in text
+    assert "\nshared " not in text
+    assert "batch invariant" in text and "sm_100a" in text
+
+
+def test_plan_says_what_serves_cpu_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--device", "cpu"]) == 0
+    assert "on the CPU" in capsys.readouterr().out
 
 
 def test_plan_refuses_by_name(capsys: pytest.CaptureFixture[str]) -> None:
