@@ -105,7 +105,9 @@ class NinjaBuild(build_ext):
         if not script.exists() or script.read_text() != text:
             script.write_text(text)
         jobs = os.environ.get("MAX_JOBS", str(min(os.cpu_count() or 1, 8)))
-        subprocess.run([ninja_program(), "-f", str(script), "-j", jobs, "--quiet"], cwd=ROOT, check=True)
+        built = subprocess.run([ninja_program(), "-f", str(script), "-j", jobs, "--quiet"], cwd=ROOT)
+        if built.returncode != 0:
+            sys.exit("deep_gemm_k3: the host extension did not compile; the compiler's words are above")
         # Published by rename: a process that has the old file mapped keeps it.
         if not target.exists() or target.read_bytes() != linked.read_bytes():
             scratch = target.with_suffix(f".{os.getpid()}.tmp")

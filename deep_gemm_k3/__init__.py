@@ -9,7 +9,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    # The same names as in _PUBLIC, for type checkers.
+    from .mega.api import (
+        fp8_fp4_mega_moe,
+        fp8_fp4_mega_moe_bf16_shared,
+        fp8_fp4_mega_moe_bf16_shared_rs,
+        fp8_fp4_mega_moe_bf16_shared_sp_rs,
+    )
+    from .mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
+    from .mega.local_world import local_world
+    from .mega.plan import Plan, warmup
+    from .mega.publication import PublicationWorkspace
+    from .mega.weights import transform_weights_for_mega_moe
+    from .probes import supports_bf16_shared_independent_tokens
+    from .utils.layout import transform_sf_into_required_layout
+
     __version__: str
+
+__all__ = [
+    "Plan",
+    "PublicationWorkspace",
+    "SymmBuffer",
+    "__version__",
+    "fp8_fp4_mega_moe",
+    "fp8_fp4_mega_moe_bf16_shared",
+    "fp8_fp4_mega_moe_bf16_shared_rs",
+    "fp8_fp4_mega_moe_bf16_shared_sp_rs",
+    "get_symm_buffer_for_mega_moe",
+    "local_world",
+    "supports_bf16_shared_independent_tokens",
+    "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe",
+    "warmup",
+]
 
 # public name -> module that holds it
 _PUBLIC: dict[str, str] = {

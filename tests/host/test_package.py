@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,15 @@ def test_every_public_name_is_there() -> None:
     for name in deep_gemm_k3._PUBLIC:
         assert getattr(deep_gemm_k3, name) is not None
         assert name in dir(deep_gemm_k3)
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    assert set(deep_gemm_k3.__all__) == {*deep_gemm_k3._PUBLIC, "__version__"}
+    tree = ast.parse(Path(deep_gemm_k3.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.name: f".{node.module}" for node in imports for alias in node.names}
+    assert seen == deep_gemm_k3._PUBLIC
 
 
 def test_import_costs_little_beyond_torch() -> None:
