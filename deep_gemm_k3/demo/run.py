@@ -61,8 +61,8 @@ class RankRun:
             device=device,
         )
         experts = layer.experts[self.rank].pairs()
-        on_device = [(weight.to(device), scales.to(device)) for weight, scales in experts]
-        self.l1, self.l2 = deep_gemm_k3.transform_weights_for_mega_moe(*on_device, activation="situ")
+        l1, l2 = ((weight.to(device), scales.to(device)) for weight, scales in experts)
+        self.l1, self.l2 = deep_gemm_k3.transform_weights_for_mega_moe(l1, l2, "situ")
         self.gamma, self.shared_x = layer.gamma.to(device), layer.shared_x.to(device)
         self.workspaces = {mode: self._workspace(group, mode) for mode in MODES[1:]}
 
@@ -94,7 +94,7 @@ class RankRun:
         y = torch.full((count, problem.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
         l1, l2 = (weight.to(self.device) for weight in self.layer.shared_slice(part, self.rank))
         shared = (self.shared_x, l1, l2, self.gamma, problem.epsilon)
-        options = {"situ_beta": problem.beta, "situ_linear_beta": problem.linear_beta}
+        options: dict[str, Any] = {"situ_beta": problem.beta, "situ_linear_beta": problem.linear_beta}
         started = time.perf_counter()
         if mode == "dense":
             out = torch.full_like(self.shared_x, float("nan"))

@@ -28,7 +28,7 @@ Shared BF16 weights have one layout for all targets: the one they come in.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 
@@ -332,6 +332,18 @@ def _transform(name: str, pair: WeightPair, target: str, gated: bool) -> WeightP
             out = packed[expert, begin // per_block : end // per_block]
             _pack_sm90(_chunk(codes_e2m1, begin, end, gated), _chunk(codes, begin, end, gated), out, gated)
     return result
+
+
+@overload
+def transform_weights_for_mega_moe(
+    l1: WeightPair, l2: WeightPair, activation: str = ..., *, target: str | None = ...
+) -> tuple[WeightPair, WeightPair]: ...
+
+
+@overload
+def transform_weights_for_mega_moe(
+    l1: torch.Tensor, l2: torch.Tensor, activation: str = ..., *, target: str | None = ...
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def transform_weights_for_mega_moe(
