@@ -30,8 +30,8 @@ def demo(
     """Run the main job on this machine and check it. Exit code 1 when a check fails."""
     progress = Progress()
     problem = Problem(seed=seed)
-    layer = make_layer(problem)
-    progress(f"made {problem.experts} routed experts and the {problem.shared_width}-wide shared expert")
+    layer = make_layer(problem, progress)
+    progress(f"made tokens and the {problem.shared_width}-wide shared expert")
     rows = check(layer, run(layer, device or None, progress), progress)
     print_verdict(rows)
     if not all(row.passed for row in rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -136,17 +137,22 @@ def make_tokens(problem: Problem, rank: int) -> Tokens:
     return Tokens(values, scales, choice, weights)
 
 
-def make_layer(problem: Problem) -> Layer:
+def make_layer(problem: Problem, progress: Callable[[str], None] = lambda _: None) -> Layer:
+    """The whole layer; every rank has its own seed."""
     generator = torch.Generator().manual_seed(problem.seed * 1000 + 900)
 
     def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
         return torch.empty(rows, columns).normal_(0.0, deviation, generator=generator).bfloat16()
 
+    experts = []
+    for rank in range(problem.ranks):
+        experts.append(make_experts(problem, rank))
+        progress(f"quantised the {problem.experts_per_rank} routed experts of rank {rank}")
     width, hidden = problem.shared_width, problem.shared_hidden
     gamma = (1.0 + 0.1 * torch.empty(problem.hidden).normal_(generator=generator)).bfloat16()
     return Layer(
         problem=problem,
-        experts=[make_experts(problem, rank) for rank in range(problem.ranks)],
+        experts=experts,
         tokens=[make_tokens(problem, rank) for rank in range(problem.ranks)],
         gamma=gamma,
         shared_x=normal(problem.shared_tokens, hidden, 1.0),
