@@ -28,7 +28,7 @@ Shared BF16 weights have one layout for all targets: the one they come in.
 
 from __future__ import annotations
 
-from typing import TypeAlias, overload
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ from .. import envs
 from ..utils.quantize import pack_ue8m0, unpack_ue8m0
 
 WeightPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Weights = TypeVar("Weights", torch.Tensor, WeightPair)
 
 TARGETS = ("sm_90a", "sm_100a")
 CHECKPOINT = "checkpoint"
@@ -334,25 +335,9 @@ def _transform(name: str, pair: WeightPair, target: str, gated: bool) -> WeightP
     return result
 
 
-@overload
 def transform_weights_for_mega_moe(
-    l1: WeightPair, l2: WeightPair, activation: str = ..., *, target: str | None = ...
-) -> tuple[WeightPair, WeightPair]: ...
-
-
-@overload
-def transform_weights_for_mega_moe(
-    l1: torch.Tensor, l2: torch.Tensor, activation: str = ..., *, target: str | None = ...
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-def transform_weights_for_mega_moe(
-    l1: torch.Tensor | WeightPair,
-    l2: torch.Tensor | WeightPair,
-    activation: str = "swiglu",
-    *,
-    target: str | None = None,
-) -> tuple[torch.Tensor | WeightPair, torch.Tensor | WeightPair]:
+    l1: Weights, l2: Weights, activation: str = "swiglu", *, target: str | None = None
+) -> tuple[Weights, Weights]:
     """Weights in the layout that ``target`` reads (``"sm_90a"``, ``"sm_100a"``; None: that of the tensors' device).
 
     Routed: ``l1 = (weight [E, 2 * I, H / 2], sf)`` with rows [gate; up] and ``l2 = (weight [E, H, I / 2], sf)`` in the
