@@ -1,0 +1,211 @@
+"""A whole world through the public calls: local ranks on the CPU or on one GPU, compared with the oracle.
+
+One line for tests and benchmarks::
+
+    check_world(make_world(shape, seed, kind="exact", target="sm_90a"), Options("situ", None, 4.0, 25.0), "rs")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
+from ..mega.local_world import local_world
+from ..mega.publication import PublicationWorkspace
+from ..mega.weights import logical_shape
+from . import metrics, oracle
+from .oracle import Options
+from .world import RankInput, mega_moe_reference
+
+MODES = ("routed", "dense", "rs", "sp_rs")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run: ``calls`` back-to-back calls on one buffer (generations rotate), on ``num_sms`` SMs per rank (None: an
+    equal share), with room for ``capacity`` tokens (None: what is needed)."""
+
+    fast_math: bool = False
+    batch_invariant: bool = False
+    calls: int = 1
+    num_sms: int | None = None
+    capacity: int | None = None
+    timeout_s: float | None = 60.0
+    keyword: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of the entry."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Of the last call: ``y``, statistics added by all calls, dense shared output or the whole published workspace, and the
+    generation that the last call wrote."""
+
+    y: torch.Tensor
+    stats: torch.Tensor
+    shared_y: torch.Tensor | None = None
+    workspace: torch.Tensor | None = None
+    generation: int = 0
+
+
+class _Rank:
+    """One rank's buffer, outputs and arguments. Everything is allocated before the first call: while one rank's kernel
+    waits for another's, nothing may synchronise the device."""
+
+    def __init__(self, group: Any, ranks: Sequence[RankInput], options: Options, mode: str, how: RunOptions) -> None:
+        self.mode, self.how, self.input = mode, how, ranks[group.rank]
+        routed, shared = self.input.routed, self.input.shared
+        self.device = routed.x.device
+        self.buffer = _buffer(group, ranks, how)
+        tokens, hidden = routed.x.shape
+        self.y = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
+        self.stats = torch.zeros(logical_shape(*self.input.l1)[0], dtype=torch.int32, device=self.device)
+        self.shared_y: torch.Tensor | None = None
+        self.published: PublicationWorkspace | None = None
+        self.generation = 0
+        if shared is not None and mode == "dense":
+            self.shared_y = torch.full_like(shared.x, float("nan"))
+        elif shared is not None and mode != "routed":
+            self.published = PublicationWorkspace(self.buffer, mode, max(shared.x.size(0), 1), shared.x.size(1))
+            self.published.workspace.fill_(float("nan"))
+        self.options: dict[str, Any] = {"activation": options.activation, "fast_math": how.fast_math}
+        self.options |= {"situ_beta": options.situ_beta, "situ_linear_beta": options.situ_linear_beta}
+        self.options |= {"batch_invariant": how.batch_invariant, **how.keyword}
+        if mode == "routed":
+            self.options["activation_clamp"] = options.activation_clamp
+
+    def fill(self) -> None:
+        """Write the inputs; the rows above them get NaN and ids that must not be read."""
+        routed = self.input.routed
+        for name in ("x", "x_sf", "topk_idx", "topk_weights"):
+            view, value = getattr(self.buffer, name), getattr(routed, name)
+            view.view(torch.uint8).fill_(0x7F)
+            view[: value.size(0)].copy_(value)
+
+    def call(self) -> None:
+        from ..mega import api
+
+        routed_part = (self.input.l1, self.input.l2)
+        options = {**self.options, "cumulative_local_expert_recv_stats": self.stats}
+        if self.mode == "routed":
+            api.fp8_fp4_mega_moe(self.y, *routed_part, self.buffer, **options)
+            return
+        s = self.input.shared
+        assert s is not None
+        shared_part = (s.x, s.l1, s.l2, s.rms_weight, s.rms_epsilon)
+        if self.shared_y is not None:
+            api.fp8_fp4_mega_moe_bf16_shared(self.y, self.shared_y, *routed_part, *shared_part, self.buffer, **options)
+            return
+        p = self.published
+        assert p is not None
+        entry = api.fp8_fp4_mega_moe_bf16_shared_rs if self.mode == "rs" else api.fp8_fp4_mega_moe_bf16_shared_sp_rs
+        entry(self.y, *routed_part, *shared_part, p.workspace, p.flags, p.peer_ptrs, self.buffer, **options)
+
+    def settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self.buffer.check()
+
+    def result(self) -> RankResult:
+        workspace = self.published.workspace.clone() if self.published is not None else None
+        return RankResult(self.y, self.stats, self.shared_y, workspace, self.generation)
+
+    def destroy(self) -> None:
+        if self.published is not None:
+            self.published.destroy()
+        self.buffer.destroy()
+
+
+def _buffer(group: Any, ranks: Sequence[RankInput], how: RunOptions) -> SymmBuffer:
+    mine = ranks[group.rank]
+    experts, two_inter, hidden = logical_shape(*mine.l1)
+    tokens = max(1, *(rank.routed.x.size(0) for rank in ranks), how.capacity or 1)
+    options: dict[str, Any] = {"device": mine.routed.x.device, "num_sms": how.num_sms, "timeout_s": how.timeout_s}
+    if mine.shared is not None:
+        options["bf16_shared_intermediate_hidden"] = mine.shared.l2.size(1)
+        options["num_max_shared_tokens"] = max(1, *(r.shared.x.size(0) for r in ranks if r.shared), tokens)
+    topk = mine.routed.topk_idx.size(1)
+    return get_symm_buffer_for_mega_moe(group, experts * len(ranks), tokens, topk, hidden, two_inter // 2, **options)
+
+
+def run_world(
+    ranks: Sequence[RankInput], options: Options, mode: str = "routed", how: RunOptions | None = None
+) -> list[RankResult]:
+    """Run all ranks of a local world, in threads, through the public entry that ``mode`` names.
+
+    The routed weights are transformed already, for the target of the tensors' device. Raises what a call raises.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: wanted one of {', '.join(MODES)}, given {mode!r}")
+    chosen = how or RunOptions()
+
+    def one(group: Any) -> RankResult:
+        rank = _Rank(group, ranks, options, mode, chosen)
+        try:
+            rank.fill()
+            for number in range(chosen.calls):
+                if number and rank.published is not None:
+                    rank.published.rotate()
+                    rank.generation = number % rank.published.num_generations
+                rank.settle()
+                group.barrier("testing: before a call")
+                rank.call()
+                rank.settle()
+                group.barrier("testing: after a call")
+            return rank.result()
+        finally:
+            rank.destroy()
+
+    with local_world(len(ranks)) as world:
+        results: list[RankResult] = world.run(one)
+        return results
+
+
+def check_world(
+    ranks: Sequence[RankInput],
+    options: Options,
+    mode: str = "routed",
+    how: RunOptions | None = None,
+    bitwise: bool = False,
+) -> list[RankResult]:
+    """Run, and compare every output with the oracle: within the tolerances, or ``bitwise`` (exact-sum inputs; the normed y,
+    whose sum of squares is not exact, stays within tolerance). Published fragments must be bitwise what the dense mode
+    computes, in their place, and nothing else in the written generation may have changed. Statistics must be exact."""
+    chosen = how or RunOptions()
+    results = run_world(ranks, options, mode, chosen)
+    asked = [replace(rank, shared=rank.shared if mode != "routed" else None) for rank in ranks]
+    expected = mega_moe_reference(asked, options)
+    for rank, (got, want) in enumerate(zip(results, expected, strict=True)):
+        name = f"{mode}, rank {rank}"
+        if bitwise and mode == "routed":
+            metrics.assert_bitwise(got.y, want.y, f"{name}: y")
+        metrics.assert_close(got.y, want.y, f"{name}: y")
+        assert torch.equal(got.stats, chosen.calls * want.counts), f"{name}: statistics {got.stats} {want.counts}"
+        if got.shared_y is not None and want.shared_y is not None:
+            if bitwise:
+                metrics.assert_bitwise(got.shared_y, want.shared_y, f"{name}: shared_y")
+            metrics.assert_close(got.shared_y, want.shared_y, f"{name}: shared_y")
+    if mode in ("rs", "sp_rs"):
+        _check_published(ranks, options, mode, chosen, results)
+    return results
+
+
+def _check_published(
+    ranks: Sequence[RankInput], options: Options, mode: str, how: RunOptions, results: Sequence[RankResult]
+) -> None:
+    dense = run_world(ranks, options, "dense", replace(how, calls=1))
+    publish = oracle.publish_rs if mode == "rs" else oracle.publish_sp_rs
+    wanted = [torch.full_like(r.workspace, float("nan")) for r in results if r.workspace is not None]
+    first = max(0, how.calls - wanted[0].size(0))
+    for number in range(first, how.calls):
+        views = [w[number % w.size(0)] for w in wanted]
+        for source, result in enumerate(dense):
+            assert result.shared_y is not None
+            publish(result.shared_y, views, source)
+    for rank, (got, want) in enumerate(zip(results, wanted, strict=True)):
+        assert got.workspace is not None
+        metrics.assert_bitwise(got.workspace, want, f"{mode}: workspace of rank {rank}")
+        metrics.assert_bitwise(got.y, dense[rank].y, f"{mode}: y of rank {rank} against dense")
