@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from jit_support import probe  # noqa: E402
 
 from deep_gemm_k3.jit import ARCHITECTURES, Cache, KernelSource, KernelStore, default_compiler  # noqa: E402
+from deep_gemm_k3.mega.plan import KERNELS  # noqa: E402
 
 K3_DECODE = {
     "num_ranks": 8,
@@ -62,8 +63,9 @@ def source_of(kernel: str, arch: str) -> KernelSource:
         return probe(arch)
     from deep_gemm_k3 import _extension
 
-    problem = K3_DECODE | {"target": arch.replace("100f", "100a")}
-    return KernelSource(kernel, arch, _extension.ops().config_literal(json.dumps(problem)))
+    target = arch.replace("100f", "100a")
+    literal = _extension.ops().config_literal(json.dumps(K3_DECODE | {"target": target}))
+    return KernelSource(KERNELS[target], arch, literal)
 
 
 def median_ms(run: Callable[[], Any], repeats: int) -> float:
@@ -117,7 +119,7 @@ def measure(kernel: str, arch: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kernel", default="probe")
+    parser.add_argument("--kernel", default="probe", choices=["probe", "mega"])
     parser.add_argument("--arch", action="append", choices=list(ARCHITECTURES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)

@@ -36,6 +36,23 @@ struct CombineShape {
     static constexpr int kSlotsInFlight = max_of(1, 8 / kVectorsPerThread);
 };
 
+// Calls f(word, sums of its columns, address) for every word in flight that this thread owns. A function, not a generic
+// lambda: those have no execution space under NVRTC.
+template <Config C, class Function>
+__device__ __forceinline__ void for_each_word(const Context& ctx, uint32_t slots, uint8_t* partials,
+    ptx::Word16 (&words)[CombineShape<C>::kSlotsInFlight][CombineShape<C>::kVectorsPerThread],
+    float (&sums)[CombineShape<C>::kVectorsPerThread][8], Function f) {
+    using S = CombineShape<C>;
+#pragma unroll
+    for (int i = 0; i < S::kSlotsInFlight; ++i)
+#pragma unroll
+        for (int j = 0; j < S::kVectorsPerThread; ++j) {
+            const int vector = j * S::kNumThreads + ctx.thread_idx;
+            if ((slots >> i & 1) != 0 && vector < S::kNumVectors)
+                f(words[i][j], sums[j], partials + (i * S::kNumVectors + vector) * 16);
+        }
+}
+
 // Adds slots [first, first + kSlotsInFlight) of one token. All loads are in flight together and retried together.
 template <Config C>
 __device__ __forceinline__ void add_slots(const Context& ctx, int token, int first, uint32_t valid_slots,
@@ -45,25 +62,17 @@ __device__ __forceinline__ void add_slots(const Context& ctx, int token, int fir
                         plan::partial_offset(C.shape, uint64_t(token) * C.shape.num_topk + first);
     const uint32_t slots = valid_slots >> first;
     ptx::Word16 words[S::kSlotsInFlight][S::kVectorsPerThread];
-    const auto for_each = [&](auto f) {
-#pragma unroll
-        for (int i = 0; i < S::kSlotsInFlight; ++i)
-#pragma unroll
-            for (int j = 0; j < S::kVectorsPerThread; ++j) {
-                const int vector = j * S::kNumThreads + ctx.thread_idx;
-                if ((slots >> i & 1) != 0 && vector < S::kNumVectors)
-                    f(words[i][j], sums[j], partials + (i * S::kNumVectors + vector) * 16);
-            }
-    };
     sync::wait_until(
         ctx, {sync::Role::kCombine, sync::What::kPartial, static_cast<uint32_t>(token)}, first, [&](uint32_t& seen) {
-            for_each([](ptx::Word16& word, float*, const uint8_t* at) { word = ptx::load_relaxed_sys_v4(at); });
+            for_each_word<C>(ctx, slots, partials, words, sums,
+                [](ptx::Word16& word, float*, const uint8_t* at) { word = ptx::load_relaxed_sys_v4(at); });
             bool complete = true;
-            for_each([&](ptx::Word16& word, float*, const uint8_t*) { complete &= is_complete(word); });
+            for_each_word<C>(ctx, slots, partials, words, sums,
+                [&](ptx::Word16& word, float*, const uint8_t*) { complete &= is_complete(word); });
             seen = first;
             return complete;
         });
-    for_each([](ptx::Word16& word, float* sum, uint8_t* at) {
+    for_each_word<C>(ctx, slots, partials, words, sums, [](ptx::Word16& word, float* sum, uint8_t* at) {
         ptx::store_relaxed_sys_v4(at, {0, 0, 0, 0});
         const uint32_t pairs[4] = {~word.x, ~word.y, ~word.z, ~word.w};
 #pragma unroll
