@@ -31,6 +31,23 @@ def torch_release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def configure_log() -> None:
+    """Lets DGK3_LOG_LEVEL, where it is set, decide what the package's logger prints. Otherwise the program decides."""
+    import logging
+
+    from deep_gemm_k3 import envs
+
+    if not envs.LOG_LEVEL.is_set():
+        return
+    log = logging.getLogger("deep_gemm_k3")
+    log.setLevel(envs.LOG_LEVEL.get().upper())
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+
+
 def load() -> None:
     """Loads the extension into torch's dispatcher; later calls cost one comparison."""
     global _loaded
@@ -57,6 +74,7 @@ def load() -> None:
                 f"deep_gemm_k3: the host extension {LIBRARY} cannot be loaded with torch {torch.__version__}; it was "
                 f"built for another machine or another torch ({error}). Mend with: {mending_command()}"
             ) from error
+        configure_log()
         _loaded = True
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
-from deep_gemm_k3 import envs
+from deep_gemm_k3 import _extension, envs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +24,13 @@ def test_names_are_unique_and_documented() -> None:
     names = [variable.name for variable in envs.table()]
     assert len(names) == len(set(names))
     assert all(variable.meaning.endswith(".") for variable in envs.table())
+
+
+def test_every_variable_is_read_by_the_package() -> None:
+    sources = "".join(p.read_text() for p in (ROOT / "deep_gemm_k3").rglob("*.py") if p.name != "envs.py")
+    constants = {name for name, value in vars(envs).items() if isinstance(value, envs.Variable)}
+    unread = {name for name in constants if not re.search(rf"\benvs\.{name}\b", sources)}
+    assert not unread
 
 
 def test_default_when_unset_or_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +84,18 @@ def test_child_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     child = envs.child_environment({"DGK3_A": None, "DGK3_B": "3"})
     assert "DGK3_A" not in child
     assert child["DGK3_B"] == "3"
+
+
+def test_log_level_reaches_the_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("deep_gemm_k3")
+    for name, value in (("level", log.level), ("handlers", []), ("propagate", log.propagate)):
+        monkeypatch.setattr(log, name, value)
+    monkeypatch.delenv("DGK3_LOG_LEVEL", raising=False)
+    _extension.configure_log()
+    assert log.handlers == []
+    monkeypatch.setenv("DGK3_LOG_LEVEL", "debug")
+    _extension.configure_log()
+    _extension.configure_log()
+    assert log.level == logging.DEBUG
+    assert len(log.handlers) == 1
+    log.handlers.clear()
