@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-DEFAULT_TIMEOUT_S = 120.0
+from .. import envs
 
 
 class GroupError(RuntimeError):
@@ -68,13 +68,12 @@ def rank_list(ranks: tuple[int, ...]) -> str:
 class Group(ABC):
     """One rank's view of a group of ranks. `timeout_s` limits every wait that names no limit of its own."""
 
-    timeout_s = DEFAULT_TIMEOUT_S
-
     def __init__(self, rank: int, size: int) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank: wanted 0..{size - 1}, given {rank}")
         self.rank = rank
         self.size = size
+        self.timeout_s = envs.TIMEOUT_S.get()
 
     @property
     def handle(self) -> object:

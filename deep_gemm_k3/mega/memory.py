@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from .group import Group, GroupError
 from .process_group import ProcessGroupAdapter
+from .processes import machine
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ def _memory_files(group: Group, num_bytes: int, tag: str) -> RankMemory:
     descriptor = refusing(group, lambda: _new_memory_file(num_bytes), tag)
     try:
         status = os.fstat(descriptor)
-        own = (_machine(), os.getpid(), descriptor, status.st_ino, num_bytes)
+        own = (machine(), os.getpid(), descriptor, status.st_ino, num_bytes)
         gathered = group.all_gather(own, tag)
         # Every rank, this one included, is mapped through the same kind of mapping.
         tensors = refusing(group, lambda: [_map_peer(rank, *peer) for rank, peer in enumerate(gathered)], tag)
@@ -109,17 +108,11 @@ def _new_memory_file(num_bytes: int) -> int:
     return descriptor
 
 
-def _machine() -> str:
-    """Equal for processes that can open each other's descriptors: one kernel, one process namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{boot.read_text().strip() if boot.exists() else socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _map_peer(rank: int, machine: str, pid: int, descriptor: int, inode: int, num_bytes: int) -> torch.Tensor:
-    if machine != _machine():
+def _map_peer(rank: int, where: str, pid: int, descriptor: int, inode: int, num_bytes: int) -> torch.Tensor:
+    if where != machine():
         raise GroupError(
             f"group: wanted all ranks on one machine and in one process namespace, given rank {rank} elsewhere "
-            f"({machine}, here {_machine()})",
+            f"({where}, here {machine()})",
             (rank,),
         )
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)

@@ -17,9 +17,12 @@ from typing import Any
 import torch.distributed as dist
 
 from .group import Group, GroupError, Record
+from .processes import has_ended, identity
 
 _POLL_FIRST_S = 0.0005
 _POLL_LAST_S = 0.02
+# How often a wait asks whether the processes it waits for still run.
+_LIVENESS_S = 0.5
 
 
 class _Channel:
@@ -44,6 +47,7 @@ class _Channel:
         if self._store is None:
             life = self._base.add(f"deep_gemm_k3/opened/{self.rank}", 1)
             self._store = dist.PrefixStore(f"deep_gemm_k3/{life}", self._base)
+            self._store.set(f"process/{self.rank}", identity())
         return self._store
 
     def child(self, name: str) -> _Channel:
@@ -71,11 +75,16 @@ class _Channel:
     def wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         keys = [f"{seq}/{rank}" for rank in range(self.size)]
         pause = _POLL_FIRST_S
+        next_look = time.monotonic() + _LIVENESS_S
         while True:
             if self.store.check(keys):
                 return {rank: self._read(key) for rank, key in enumerate(keys)}
             if self.store.check([f"{seq}/refused"]) or time.monotonic() >= deadline:
-                return {rank: self._read(key) for rank, key in enumerate(keys) if self.store.check([key])}
+                return self._present(keys)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LIVENESS_S
+                if ended := self._ended(keys):
+                    return {**ended, **self._present(keys)}
             if poll is not None:
                 poll()
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
@@ -94,6 +103,21 @@ class _Channel:
         for old, store, key in [entry for entry in self._garbage if entry[0] < seq]:
             store.delete_key(key)
             self._garbage.remove((old, store, key))
+
+    def _present(self, keys: list[str]) -> dict[int, Record]:
+        return {rank: self._read(key) for rank, key in enumerate(keys) if self.store.check([key])}
+
+    def _ended(self, keys: list[str]) -> dict[int, Record]:
+        """A refusal in the place of each rank that has posted nothing and whose process has ended."""
+        processes = (self._parent or self).store
+        ended = {}
+        for rank, key in enumerate(keys):
+            who = f"process/{rank}"
+            if self.store.check([key]) or not processes.check([who]):
+                continue
+            if has_ended(processes.get(who).decode()) and not self.store.check([key]):
+                ended[rank] = Record("ended", refusal="its process has ended")
+        return ended
 
     def _read(self, key: str) -> Record:
         record = pickle.loads(self.store.get(key))
