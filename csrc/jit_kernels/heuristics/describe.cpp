@@ -46,11 +46,6 @@ constexpr const char* kComponentNames[] = {"control", "x", "x_sf", "topk_idx", "
     "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters", "route_counts"};
 static_assert(std::size(kComponentNames) == plan::kNumComponents);
 
-constexpr const char* kComponentNames[] = {"control", "input_x", "input_scales", "input_topk_idx", "input_topk_weights",
-    "metadata", "low_latency_rows", "rows", "row_flags", "partials", "pool_x", "pool_row_info", "pool_intermediate",
-    "block_counters", "shared_intermediate", "shared_counters", "split_partials", "split_counters"};
-static_assert(std::size(kComponentNames) == plan::kNumComponents);
-
 const char* boolean(bool value) {
     return value ? "true" : "false";
 }
