@@ -3,9 +3,9 @@
 //   SiTU(gate, up)   = beta * tanh(gate / beta) * sigmoid(gate) * linear_beta * tanh(up / linear_beta)
 //   SwiGLU(gate, up) = gate * sigmoid(gate) * up
 //
-// Exact mode: IEEE division, expf, tanhf. Fast mode: relative errors below 2^-20, near zero too. Betas may be subnormal:
-// the fast division multiplies by a power of two and then by the reciprocal of a number in [1, 2), so that it neither
-// overflows nor flushes where the quotient does not.
+// Exact mode: IEEE division, expf, tanhf. Fast mode: relative errors below 2^-20, near zero too. Betas may be
+// subnormal: the fast division multiplies by a power of two and then by the reciprocal of a number in [1, 2), so that
+// it neither overflows nor flushes where the quotient does not.
 #pragma once
 #if !defined(__CUDACC_RTC__)
 #include <cmath>
@@ -130,9 +130,7 @@ struct SiTU {
 
 template <bool kFastMath>
 struct SwiGLU {
-    DG_HOST_DEVICE float operator()(float gate, float up) const {
-        return gate * sigmoid<kFastMath>(gate) * up;
-    }
+    DG_HOST_DEVICE float operator()(float gate, float up) const { return gate * sigmoid<kFastMath>(gate) * up; }
 };
 
 // Nearest BF16 value of a finite number.

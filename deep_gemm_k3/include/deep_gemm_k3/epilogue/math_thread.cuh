@@ -31,7 +31,8 @@ struct MathThread {
 
     // All threads of this warpgroup.
     __device__ __forceinline__ void sync() const {
-        ptx::barrier_sync(static_cast<ptx::NamedBarrier>(static_cast<int>(ptx::NamedBarrier::kMathGroup0) + warpgroup), 128);
+        ptx::barrier_sync(
+            static_cast<ptx::NamedBarrier>(static_cast<int>(ptx::NamedBarrier::kMathGroup0) + warpgroup), 128);
     }
 };
 
@@ -48,8 +49,8 @@ __device__ __forceinline__ void round_to_bf16(float& first, float& second) {
     second = __uint_as_float(packed & 0xFFFF0000u);
 }
 
-// Row information of the tokens of one pool block: each lane keeps that of tokens lane, lane + 32, ...; shuffles hand it
-// to the lane that needs it. Loaded at the start of a tile, after its first stage has arrived, and used at its end.
+// Row information of the tokens of one pool block: each lane keeps that of tokens lane, lane + 32, ...; shuffles hand
+// it to the lane that needs it. Loaded at the start of a tile, after its first stage has arrived, and used at its end.
 template <int kTokens>
 struct TokenRows {
     static constexpr int kPerLane = ceil_div(kTokens, 32);

@@ -1,8 +1,8 @@
 // Power-of-two scales of 32 columns, as scalar functions for kernels and for g++.
 //
-// The scale is the smallest 2^s >= amax / 448, with amax * FP32(1 / 448) rounded to FP32 first and s kept in [-127, 127];
-// its code is s + 127 (UE8M0). Zero has code 0. The code grows with amax, so the largest code of a group of values is the
-// code of the largest value: warps may exchange codes instead of values.
+// The scale is the smallest 2^s >= amax / 448, with amax * FP32(1 / 448) rounded to FP32 first and s kept in [-127,
+// 127]; its code is s + 127 (UE8M0). Zero has code 0. The code grows with amax, so the largest code of a group of
+// values is the code of the largest value: warps may exchange codes instead of values.
 #pragma once
 #include "activation.cuh"
 

@@ -1,8 +1,9 @@
-// Splits of a tile along K. Every split stores its FP32 accumulators and arrives; the last to arrive sums all of them in
-// ascending split order, its own included, and carries on with the tile's sink. The order of arrival does not matter to
-// the result. Each math warpgroup does this for its own rows, with a counter of its own.
+// Splits of a tile along K. Every split stores its FP32 accumulators and arrives; the last to arrive sums all of them
+// in ascending split order, its own included, and carries on with the tile's sink. The order of arrival does not matter
+// to the result. Each math warpgroup does this for its own rows, with a counter of its own.
 //
-// A partial is kMaxSplitTileElements floats; thread i of the math threads keeps its vectors of four at (v * threads + i).
+// A partial is kMaxSplitTileElements floats; thread i of the math threads keeps its vectors of four at (v * threads +
+// i).
 #pragma once
 #include "../plan/workspace.cuh"
 #include "../sync/dependencies.cuh"
@@ -44,7 +45,8 @@ struct SplitReduction {
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
-            for (int i = 0; i < kNumAccumulators; ++i) acc[m][i] = 0.f;
+            for (int i = 0; i < kNumAccumulators; ++i)
+                acc[m][i] = 0.f;
 #pragma unroll 1
         for (int s = 0; s < task.num_splits; ++s)
 #pragma unroll

@@ -1,6 +1,6 @@
-// Sink of a finished routed L2 tile: BF16 partials of (token, top-k slot), stored bitwise complemented straight into the
-// source rank's buffer. A zero there means "not yet": NaN leaves the conversion only as 0x7FFF, so a complement is never
-// zero. The stores carry their own arrival; no fence, no flag.
+// Sink of a finished routed L2 tile: BF16 partials of (token, top-k slot), stored bitwise complemented straight into
+// the source rank's buffer. A zero there means "not yet": NaN leaves the conversion only as 0x7FFF, so a complement is
+// never zero. The stores carry their own arrival; no fence, no flag.
 #pragma once
 #include "../plan/workspace.cuh"
 #include "transpose.cuh"
@@ -29,8 +29,8 @@ struct ToPeer {
             uint64_t address = 0;
             if (token < static_cast<uint32_t>(task.num_valid_tokens)) {
                 const ptx::Word16 row = ptx::load_relaxed_sys_v4(info + token * sizeof(plan::RowInfo));
-                address = reinterpret_cast<uint64_t>(
-                    sched::peer_component<C>(ctx, row.y, plan::Component::kPartials) + plan::partial_offset(C.shape, row.x));
+                address = reinterpret_cast<uint64_t>(sched::peer_component<C>(ctx, row.y, plan::Component::kPartials) +
+                                                     plan::partial_offset(C.shape, row.x));
             }
             rows.low[i] = static_cast<uint32_t>(address);
             rows.high[i] = static_cast<uint32_t>(address >> 32);
@@ -41,7 +41,8 @@ struct ToPeer {
         const uint32_t staging = staging_address<C>(ctx, me);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            const uint32_t first_row = task.row_tile * C.routed_tile.num_rows + (me.warpgroup * 2 + m) * plan::kUnitRows;
+            const uint32_t first_row =
+                task.row_tile * C.routed_tile.num_rows + (me.warpgroup * 2 + m) * plan::kUnitRows;
 #pragma unroll
             for (int pass = 0; pass < kTokens; pass += kPass) {
                 stage_transposed<kPass>(me, staging, acc[m], pass / 8, 0xFFFFFFFFu);
@@ -53,8 +54,9 @@ struct ToPeer {
                         const uint64_t low = __shfl_sync(0xFFFFFFFFu, rows.low[index], from);
                         const uint64_t high = __shfl_sync(0xFFFFFFFFu, rows.high[index], from);
                         if (pass + static_cast<int>(token) < task.num_valid_tokens)
-                            ptx::store_relaxed_sys_v4(reinterpret_cast<void*>((low | high << 32) +
-                                (first_row + chunk * 8) * 2), {v.word[0], v.word[1], v.word[2], v.word[3]});
+                            ptx::store_relaxed_sys_v4(
+                                reinterpret_cast<void*>((low | high << 32) + (first_row + chunk * 8) * 2),
+                                {v.word[0], v.word[1], v.word[2], v.word[3]});
                     });
                 me.sync();
             }

@@ -31,8 +31,9 @@ struct ToPool {
 
     // Routing weights of the block's tokens.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info = reinterpret_cast<const plan::RowInfo*>(
-            sched::component<C>(ctx, plan::Component::kPoolRowInfo)) + uint64_t(task.block) * kTokens;
+        const auto* info =
+            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
+            uint64_t(task.block) * kTokens;
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
             rows.low[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
@@ -53,7 +54,8 @@ struct ToPool {
 
     __device__ __forceinline__ uint32_t codes_address(uint32_t warp) const {
         constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
-        return ptx::shared_address(ctx.shared) + kLayout.scale_codes + (me.warpgroup * 4 + warp) * kTokens * 2 + me.pair * 4;
+        return ptx::shared_address(ctx.shared) + kLayout.scale_codes + (me.warpgroup * 4 + warp) * kTokens * 2 +
+               me.pair * 4;
     }
 
     // Replaces acc[b][4j], acc[b][4j + 1] by the weighted activations of two tokens; returns the scale codes of the
@@ -85,8 +87,8 @@ struct ToPool {
     // Two values of adjacent tokens to E4M3 and on to a pair of BF16 operands.
     static __device__ __forceinline__ uint32_t requantise(float first, float second, uint32_t codes) {
         const uint32_t code[2] = {codes & 0xFFFFu, codes >> 16};
-        const uint32_t halves = ptx::e4m3x2_to_half2(
-            ptx::float_to_e4m3x2(second * inverse_scale(code[1]), first * inverse_scale(code[0])));
+        const uint32_t halves =
+            ptx::e4m3x2_to_half2(ptx::float_to_e4m3x2(second * inverse_scale(code[1]), first * inverse_scale(code[0])));
         return ptx::float_to_bf16x2(ptx::half_to_float(static_cast<uint16_t>(halves >> 16)) * operand_scale(code[1]),
             ptx::half_to_float(static_cast<uint16_t>(halves)) * operand_scale(code[0]));
     }
@@ -113,7 +115,7 @@ struct ToPool {
         if (kPaired == 2 || me.lane < 16) {
             const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
             *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, 8 * j + token,
-                8 * me.warpgroup + 2 * me.warp + block)) = chunk;
+                                                        8 * me.warpgroup + 2 * me.warp + block)) = chunk;
         }
         __syncwarp();
     }
@@ -134,7 +136,8 @@ struct ToPool {
         for (int j = 0; j < kNumGroups; ++j)
             codes[j] = ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + j * 16));
 #pragma unroll
-        for (int j = 0; j < kNumGroups; j += 2) store_groups(j, &codes[j], acc, tile, scratch);
+        for (int j = 0; j < kNumGroups; j += 2)
+            store_groups(j, &codes[j], acc, tile, scratch);
         ptx::fence_proxy_async_global();
         me.sync();
         if (me.thread == 0)

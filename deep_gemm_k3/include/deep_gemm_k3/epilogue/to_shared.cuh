@@ -1,9 +1,9 @@
 // Sinks of finished shared-expert tiles.
 //
-// L1: a 128-row tile is 64 gate/up pairs; a warp's 16 rows are 8 gates and the 8 ups of the same columns. SiTU, BF16, into
-// the plain row-major shared intermediate; then one arrival on the token block's counter.
-// L2: BF16 rows of the output, to the dense output or to peers' workspaces. The destination is chosen for every vector of
-// 8 columns, because a tile may straddle two shards. Published values are bitwise the dense ones.
+// L1: a 128-row tile is 64 gate/up pairs; a warp's 16 rows are 8 gates and the 8 ups of the same columns. SiTU, BF16,
+// into the plain row-major shared intermediate; then one arrival on the token block's counter. L2: BF16 rows of the
+// output, to the dense output or to peers' workspaces. The destination is chosen for every vector of 8 columns, because
+// a tile may straddle two shards. Published values are bitwise the dense ones.
 #pragma once
 #include "../plan/workspace.cuh"
 #include "../sync/dependencies.cuh"
@@ -38,7 +38,8 @@ struct SharedToIntermediate {
             for (int i = 0; i < 2; ++i) {
                 float value[4];
 #pragma unroll
-                for (int e = 0; e < 4; ++e) value[e] = d[4 * (first_group + j + i) + e];
+                for (int e = 0; e < 4; ++e)
+                    value[e] = d[4 * (first_group + j + i) + e];
                 round_to_bf16(value[0], value[1]);
                 round_to_bf16(value[2], value[3]);
                 matrix[i] = ptx::float_to_bf16x2(activation(value[1], value[3]), activation(value[0], value[2]));
@@ -59,8 +60,9 @@ struct SharedToIntermediate {
             me.sync();
             const uint32_t token = me.thread / 4, chunk = me.thread % 4;
             if (token < kPass && pass + static_cast<int>(token) < task.num_valid_tokens)
-                *reinterpret_cast<ptx::Vector4*>(block + (pass + token) * uint64_t(C.shape.shared_intermediate) * 2 +
-                    chunk * 16) = ptx::load_shared_16(chunk_address(staging, token, chunk));
+                *reinterpret_cast<ptx::Vector4*>(
+                    block + (pass + token) * uint64_t(C.shape.shared_intermediate) * 2 + chunk * 16) =
+                    ptx::load_shared_16(chunk_address(staging, token, chunk));
             me.sync();
         }
         ptx::fence_proxy_async_global();

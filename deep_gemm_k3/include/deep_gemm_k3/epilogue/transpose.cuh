@@ -1,7 +1,7 @@
 // Turns an m64 block of accumulators into rows of 64 BF16 values per token, in the warpgroup's staging memory.
 //
-// A token's 128 bytes are 8 chunks of 16 bytes (8 weight rows); chunk c lies at position c ^ (token & 7), so that neither
-// the transposed stores nor the reads of whole rows collide in a bank. Up to kChunkTokens tokens at a time.
+// A token's 128 bytes are 8 chunks of 16 bytes (8 weight rows); chunk c lies at position c ^ (token & 7), so that
+// neither the transposed stores nor the reads of whole rows collide in a bank. Up to kChunkTokens tokens at a time.
 #pragma once
 #include "math_thread.cuh"
 

@@ -1,7 +1,8 @@
 // The only home of offsets inside a CTA's dynamic shared memory, for the kernel, the host planner and the tests.
 //
 // [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][tasks][barriers][roles]
-// A stage holds, for a routed tile, tokens then one weight unit per 64 rows; for a shared-expert tile, weights then tokens.
+// A stage holds, for a routed tile, tokens then one weight unit per 64 rows; for a shared-expert tile, weights then
+// tokens.
 #pragma once
 #include "../config.cuh"
 #include "../types.cuh"
@@ -22,18 +23,24 @@ constexpr int kSharedMemoryPerSm = 228 * 1024;
 constexpr int kSharedMemoryReservedPerCta = 1024;
 constexpr int kMaxSharedMemoryPerCta = 227 * 1024;
 
-constexpr int kStageAlignment = 1024;  // a 128-byte swizzle repeats after 8 rows
-constexpr int kSharedK = 64;           // one 128-byte swizzled row of BF16
+constexpr int kStageAlignment = 1024; // a 128-byte swizzle repeats after 8 rows
+constexpr int kSharedK = 64;          // one 128-byte swizzled row of BF16
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kMaxStages = 16;
 
 // ---- pieces of a stage
-DG_HOST_DEVICE constexpr int routed_token_bytes(const TileShape& t) { return t.num_tokens * t.num_k * 2; }
+DG_HOST_DEVICE constexpr int routed_token_bytes(const TileShape& t) {
+    return t.num_tokens * t.num_k * 2;
+}
 DG_HOST_DEVICE constexpr int routed_weight_bytes(const TileShape& t) {
     return t.num_rows / kUnitRows * (t.num_k / kUnitK) * kUnitBytes;
 }
-DG_HOST_DEVICE constexpr int shared_weight_bytes(const TileShape& t) { return t.num_rows * t.num_k * 2; }
-DG_HOST_DEVICE constexpr int shared_token_bytes(const TileShape& t) { return t.num_tokens * t.num_k * 2; }
+DG_HOST_DEVICE constexpr int shared_weight_bytes(const TileShape& t) {
+    return t.num_rows * t.num_k * 2;
+}
+DG_HOST_DEVICE constexpr int shared_token_bytes(const TileShape& t) {
+    return t.num_tokens * t.num_k * 2;
+}
 DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
     const int routed = routed_token_bytes(c.routed_tile) + routed_weight_bytes(c.routed_tile);
     const int shared = c.has_shared() ? shared_weight_bytes(c.shared_tile) + shared_token_bytes(c.shared_tile) : 0;
@@ -42,17 +49,25 @@ DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
 
 // ---- epilogue scratch
 // Tokens that one warpgroup transposes at a time: 128 bytes (64 rows of BF16) for each.
-DG_HOST_DEVICE constexpr int staging_tokens(const Config& c) { return min_of(max_of(c.routed_tile.num_tokens, 16), 32); }
-DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) { return staging_tokens(c) * kUnitRows * 2; }
+DG_HOST_DEVICE constexpr int staging_tokens(const Config& c) {
+    return min_of(max_of(c.routed_tile.num_tokens, 16), 32);
+}
+DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) {
+    return staging_tokens(c) * kUnitRows * 2;
+}
 // Scale codes that warps exchange before they quantise: two bytes per token and warp.
 DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
     return c.num_math_warpgroups * kWarpsPerWarpgroup * c.routed_tile.num_tokens * 2;
 }
 // Task records between the producer and the math warps: one per stage and one for the tile in its epilogue.
 constexpr int kTaskRecordBytes = 48;
-DG_HOST_DEVICE constexpr int task_bytes(const Config& c) { return (c.num_stages + 1) * kTaskRecordBytes; }
+DG_HOST_DEVICE constexpr int task_bytes(const Config& c) {
+    return (c.num_stages + 1) * kTaskRecordBytes;
+}
 // Full and empty barrier of every stage.
-DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) { return 2 * c.num_stages * 8; }
+DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
+    return 2 * c.num_stages * 8;
+}
 
 struct SharedMemoryLayout {
     int stages;
@@ -77,15 +92,18 @@ DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c
 }
 
 // ---- what the planner asks
-DG_HOST_DEVICE constexpr int shared_memory_bytes(const Config& c) { return shared_memory_layout(c).total; }
+DG_HOST_DEVICE constexpr int shared_memory_bytes(const Config& c) {
+    return shared_memory_layout(c).total;
+}
 DG_HOST_DEVICE constexpr int shared_memory_budget(int num_ctas_per_sm) {
     return min_of(kMaxSharedMemoryPerCta, kSharedMemoryPerSm / num_ctas_per_sm - kSharedMemoryReservedPerCta);
 }
 // The most stages that fit beside everything else; 0 when not even one does.
 DG_HOST_DEVICE constexpr int max_num_stages(Config c) {
     for (c.num_stages = kMaxStages; c.num_stages > 0; --c.num_stages)
-        if (shared_memory_bytes(c) <= shared_memory_budget(c.num_ctas_per_sm)) return c.num_stages;
+        if (shared_memory_bytes(c) <= shared_memory_budget(c.num_ctas_per_sm))
+            return c.num_stages;
     return 0;
 }
 
-}  // namespace deep_gemm_k3::plan
+} // namespace deep_gemm_k3::plan

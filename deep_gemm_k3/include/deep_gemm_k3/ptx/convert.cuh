@@ -72,4 +72,4 @@ __device__ __forceinline__ uint32_t broadcast_high_half(uint32_t word) {
     return result;
 }
 
-}  // namespace deep_gemm_k3::ptx
+} // namespace deep_gemm_k3::ptx

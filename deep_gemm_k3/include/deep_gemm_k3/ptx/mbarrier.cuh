@@ -34,14 +34,13 @@ __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t nu
 // True when the phase of the given parity has completed; may suspend the thread for a short, bounded time.
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
     uint32_t done;
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
     return done != 0;
 }
 
-}  // namespace deep_gemm_k3::ptx
+} // namespace deep_gemm_k3::ptx

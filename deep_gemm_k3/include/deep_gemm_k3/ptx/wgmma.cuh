@@ -9,22 +9,30 @@
 
 namespace deep_gemm_k3::ptx {
 
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kNumPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumPending) : "memory");
 }
 
 // Ties a register to this point of the program, so that the compiler moves no use of it across a wait.
-__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ void keep(uint32_t& value) {
+    asm volatile("" : "+r"(value));
+}
+__device__ __forceinline__ void keep(float& value) {
+    asm volatile("" : "+f"(value));
+}
 
-// Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows per 1024-byte group. The address carries the
-// K step: +32 bytes for each k16 inside the 64 k of a row.
+// Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows per 1024-byte group. The address carries
+// the K step: +32 bytes for each k16 inside the 64 k of a row.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address) {
     const uint32_t low = ((shared_address & 0x3FFFF) >> 4) | (1u << 16);
-    constexpr uint32_t high = (1024u >> 4) | (1u << 30);  // stride between groups; 128-byte swizzle
+    constexpr uint32_t high = (1024u >> 4) | (1u << 30); // stride between groups; 128-byte swizzle
     return (static_cast<uint64_t>(high) << 32) | low;
 }
 
@@ -79,4 +87,4 @@ DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 #undef DG_ACC64
 // clang-format on
 
-}  // namespace deep_gemm_k3::ptx
+} // namespace deep_gemm_k3::ptx

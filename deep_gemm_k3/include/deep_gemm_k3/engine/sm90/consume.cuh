@@ -19,7 +19,8 @@ __device__ __forceinline__ void consume_routed(
     const sched::Task& task = record.task;
     using Mainloop = RoutedMainloop<C>;
     const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
-    const int first_row = task.row_tile * C.routed_tile.num_rows + ctx.warp_idx / 4 * Mainloop::kNumBlocks * plan::kUnitRows;
+    const int first_row =
+        task.row_tile * C.routed_tile.num_rows + ctx.warp_idx / 4 * Mainloop::kNumBlocks * plan::kUnitRows;
     if (first_row >= sched::num_weight_rows(C, task.phase)) {
         Mainloop::skip(ctx, pipeline, record.num_stages);
         return;

@@ -1,6 +1,7 @@
-// E2M1 x 2^s -> BF16 x 2^-8, exactly, in registers. A code is moved to bits {15; 8, 7; 6} of a BF16 half, which then reads
-// as the code's value x 2^-126 (E2M1 subnormals included); one packed multiply by 2^(118 + s) gives value x 2^(s - 8).
-// Tokens carry 2^8, so that products are exact. The scale byte is 245 + s with s in [-124, 9]: the multiplier's exponent.
+// E2M1 x 2^s -> BF16 x 2^-8, exactly, in registers. A code is moved to bits {15; 8, 7; 6} of a BF16 half, which then
+// reads as the code's value x 2^-126 (E2M1 subnormals included); one packed multiply by 2^(118 + s) gives value x 2^(s
+// - 8). Tokens carry 2^8, so that products are exact. The scale byte is 245 + s with s in [-124, 9]: the multiplier's
+// exponent.
 //
 // A thread's 16 weights lie in two words: row g in `x`, row g + 8 in `y`, four pairs of k each. Pairs 0..2 need a mask
 // and a shift of 0, 4 and 10; pair 3 of both rows shares the bits that are left.

@@ -6,10 +6,11 @@
 //   producer  --copies + expect_tx-->  full[s]   --wait-->  math warps
 //   producer  <--wait--                empty[s]  <--arrive (per warp)--
 //
-// Only the producer walks the task list. It writes each task into a small ring of records before it completes the task's
-// first stage; the math warps read it there, so that nothing about a task lives in their registers during a mainloop. A
-// record is free again when a stage of a later task is released by all math warps: at most num_stages tasks are in the
-// ring of stages and one more in its epilogue, hence num_stages + 1 records. A record without stages ends the list.
+// Only the producer walks the task list. It writes each task into a small ring of records before it completes the
+// task's first stage; the math warps read it there, so that nothing about a task lives in their registers during a
+// mainloop. A record is free again when a stage of a later task is released by all math warps: at most num_stages tasks
+// are in the ring of stages and one more in its epilogue, hence num_stages + 1 records. A record without stages ends
+// the list.
 //
 // Neither side can wait for something the other never does; after an abort both carry on to the end of the list.
 #pragma once
@@ -45,10 +46,10 @@ struct Pipeline {
     static constexpr uint32_t kStageBytes = plan::stage_bytes(C);
     static constexpr uint32_t kNumStages = C.num_stages;
 
-    uint32_t base;    // start of shared memory
-    uint32_t stage;   // next stage
-    uint32_t parity;  // of the phase of full[stage] that the next fill completes
-    uint32_t record;  // next task record
+    uint32_t base;   // start of shared memory
+    uint32_t stage;  // next stage
+    uint32_t parity; // of the phase of full[stage] that the next fill completes
+    uint32_t record; // next task record
 
     __device__ __forceinline__ explicit Pipeline(const uint8_t* shared)
         : base(ptx::shared_address(shared)), stage(0), parity(0), record(0) {}

@@ -1,8 +1,8 @@
-// The producer: one warp walks the CTA's tasks, its lane 0 fills the ring. A routed stage is one bulk copy of tokens plus
-// one per m64 block of weights; a shared stage is one tensor copy per 64-wide box of weights and of tokens.
+// The producer: one warp walks the CTA's tasks, its lane 0 fills the ring. A routed stage is one bulk copy of tokens
+// plus one per m64 block of weights; a shared stage is one tensor copy per 64-wide box of weights and of tokens.
 //
-// Weights need no dependency. So when a task's tokens are not ready, the weights of its first stages go out first, as far
-// as empty stages reach; the tokens follow, and with them the arrival that completes each of those stages.
+// Weights need no dependency. So when a task's tokens are not ready, the weights of its first stages go out first, as
+// far as empty stages reach; the tokens follow, and with them the arrival that completes each of those stages.
 //
 //   per task:  wait for its first stage to be empty, write its record, then
 //              dependency met:  per stage: wait empty, expect all bytes, copies
@@ -28,7 +28,7 @@ struct RoutedSource {
 
     const uint8_t* weights; // first m64 block, next stage
     const uint8_t* tokens;
-    uint32_t block_stride;  // bytes between m64 blocks
+    uint32_t block_stride; // bytes between m64 blocks
     uint32_t num_blocks;
 
     __device__ __forceinline__ RoutedSource(const sched::Context& ctx, const sched::Task& task, int first_stage) {

@@ -2,8 +2,8 @@
 // blocks. Weights go from packed shared memory through registers (dequantise.cuh) into operand A; tokens are operand B.
 //
 // A stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are computed
-// while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one group into
-// the next stage: then all its wgmmas have retired.
+// while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one group
+// into the next stage: then all its wgmmas have retired.
 #pragma once
 #include "../../ptx/matrix.cuh"
 #include "../../ptx/wgmma.cuh"
@@ -17,8 +17,8 @@ template <Config C>
 struct RoutedMainloop {
     static constexpr int kTokens = C.routed_tile.num_tokens;
     static constexpr int kNumBlocks = C.routed_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
-    static constexpr int kNumAccumulators = kTokens / 2;                                               // per block
-    static constexpr int kBlocksPerStage = 4;                                                          // k32 blocks
+    static constexpr int kNumAccumulators = kTokens / 2;                                                // per block
+    static constexpr int kBlocksPerStage = 4;                                                           // k32 blocks
     // Registers decide both: two CTAs per SM leave 104, 128 tokens take 128 for the accumulators.
     static constexpr int kGroupBlocks = kTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
     static constexpr bool kPrefetch = C.num_ctas_per_sm == 1;
@@ -34,7 +34,7 @@ struct RoutedMainloop {
         ptx::Vector2 scales[kNumBlocks];
     };
 
-    uint32_t codes_offset;  // of this thread inside a stage
+    uint32_t codes_offset; // of this thread inside a stage
     uint32_t scales_offset;
 
     __device__ __forceinline__ explicit RoutedMainloop(const sched::Context& ctx) {
@@ -84,7 +84,8 @@ struct RoutedMainloop {
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
-            for (int i = 0; i < 8 * kGroupBlocks; ++i) ptx::keep(fragments[m][i]);
+            for (int i = 0; i < 8 * kGroupBlocks; ++i)
+                ptx::keep(fragments[m][i]);
     }
 
     // Where registers are short, the next group's fragments may not be computed before a buffer is free for them.
@@ -92,7 +93,8 @@ struct RoutedMainloop {
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) ptx::keep(packed.codes[0][m].word[i]);
+            for (int i = 0; i < 4; ++i)
+                ptx::keep(packed.codes[0][m].word[i]);
     }
 
     // One wgmma group of a stage: fragments, then the multiplications, then the previous group retires.
@@ -121,7 +123,8 @@ struct RoutedMainloop {
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
-            for (int i = 0; i < kNumAccumulators; ++i) acc[m][i] = 0.f;
+            for (int i = 0; i < kNumAccumulators; ++i)
+                acc[m][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full(ctx);
@@ -144,7 +147,8 @@ struct RoutedMainloop {
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
-            for (int i = 0; i < kNumAccumulators; ++i) ptx::keep(acc[m][i]);
+            for (int i = 0; i < kNumAccumulators; ++i)
+                ptx::keep(acc[m][i]);
         pipeline.release(ctx.lane_idx, pipeline.previous());
     }
 

@@ -22,7 +22,8 @@ struct SharedMainloop {
         const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages, Accumulators& acc) {
         const uint32_t first_row = ctx.warp_idx / 4 * plan::kUnitRows * 128;
 #pragma unroll
-        for (int i = 0; i < kNumAccumulators; ++i) acc[0][i] = 0.f;
+        for (int i = 0; i < kNumAccumulators; ++i)
+            acc[0][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full(ctx);
@@ -32,7 +33,8 @@ struct SharedMainloop {
 #pragma unroll
             for (int step = 0; step < kNumBoxes * 4; ++step) {
                 const uint32_t box = step / 4, inside = step % 4 * 32;
-                ptx::Wgmma<kTokens>::from_shared(acc[0], ptx::wgmma_descriptor(weights + box * kWeightBoxBytes + inside),
+                ptx::Wgmma<kTokens>::from_shared(acc[0],
+                    ptx::wgmma_descriptor(weights + box * kWeightBoxBytes + inside),
                     ptx::wgmma_descriptor(tokens + box * kTokenBoxBytes + inside));
             }
             ptx::wgmma_commit();
@@ -43,7 +45,8 @@ struct SharedMainloop {
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < kNumAccumulators; ++i) ptx::keep(acc[0][i]);
+        for (int i = 0; i < kNumAccumulators; ++i)
+            ptx::keep(acc[0][i]);
         pipeline.release(ctx.lane_idx, pipeline.previous());
     }
 };
