@@ -33,6 +33,7 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from .. import envs
+from ..utils.math import ceil_div
 from ..utils.quantize import pack_ue8m0, unpack_ue8m0
 
 WeightPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -55,15 +56,9 @@ _ROTATIONS = (0, 4, 10)
 _SPLIT_ROTATION_X = 6
 _SPLIT_ROTATION_Y = 12
 _SPLIT_IN_X = 0x06030603
-_FIELD = 0x81C081C0
 
 
 # ------------------------------------------------------------------------------------------------- bits of an sm_90a unit
-def _signed(value: int) -> int:
-    """``value`` (32 bits) as the Python integer that an int32 tensor accepts."""
-    return value - (1 << 32) if value & 0x80000000 else value
-
-
 def _shift_right(x: torch.Tensor, n: int) -> torch.Tensor:
     """Logical right shift of int32."""
     return (x >> n) & ((1 << (32 - n)) - 1) if n else x
@@ -86,21 +81,37 @@ def _gather(field: torch.Tensor) -> torch.Tensor:
     return (low | high).to(torch.uint8)
 
 
-def _words_from_pairs(row_g: list[torch.Tensor], row_h: list[torch.Tensor]) -> WeightPair:
-    """X and Y (int32) of four code pairs of row g and four of row g + 8, each pair one byte (int32)."""
-    x, y = _spread(row_g[0]), _spread(row_h[0])
+def _pack_tables(device: torch.device) -> torch.Tensor:
+    """int32 [7, 256]: what a pair of codes (a byte) contributes to a word. Rows 0..2: pairs 0..2 to the word of their
+    row; 3 and 4: pair 3 of row g to X and to Y; 5 and 6: pair 3 of row g + 8 to X and to Y."""
+    spread = _spread(torch.arange(256, dtype=torch.int32, device=device))
+    tables = [_rotate_left(spread, 32 - rotation) for rotation in _ROTATIONS]
+    for rotation in (_SPLIT_ROTATION_X, _SPLIT_ROTATION_Y):
+        split = _rotate_left(spread, 32 - rotation)
+        tables += [split & _SPLIT_IN_X, _shift_right(split & ~_SPLIT_IN_X, 2)]
+    return torch.stack(tables)
+
+
+def _words_from_pairs(row_g: torch.Tensor, row_h: torch.Tensor, tables: torch.Tensor) -> WeightPair:
+    """X and Y (int32) of the code pairs of row g and of row g + 8, both uint8 [pair 4, ...]."""
+
+    def look_up(index: torch.Tensor, *rows: int) -> list[torch.Tensor]:
+        flat = index.to(torch.int32).flatten()
+        return [tables[row].index_select(0, flat).view(index.shape) for row in rows]
+
+    (x,), (y,) = look_up(row_g[0], 0), look_up(row_h[0], 0)
     for pair in (1, 2):
-        x |= _rotate_left(_spread(row_g[pair]), 32 - _ROTATIONS[pair])
-        y |= _rotate_left(_spread(row_h[pair]), 32 - _ROTATIONS[pair])
-    split = _rotate_left(_spread(row_g[3]), 32 - _SPLIT_ROTATION_X)
-    split |= _rotate_left(_spread(row_h[3]), 32 - _SPLIT_ROTATION_Y)
-    x |= split & _SPLIT_IN_X
-    y |= _shift_right(split & ~_SPLIT_IN_X, 2)
+        x |= look_up(row_g[pair], pair)[0]
+        y |= look_up(row_h[pair], pair)[0]
+    for row, (to_x, to_y) in ((row_g[3], (3, 4)), (row_h[3], (5, 6))):
+        part_x, part_y = look_up(row, to_x, to_y)
+        x |= part_x
+        y |= part_y
     return x, y
 
 
 def _pairs_from_words(x: torch.Tensor, y: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The inverse of :func:`_words_from_pairs`: bytes of row g and of row g + 8, as uint8."""
+    """The inverse of :func:`_words_from_pairs`: four bytes of row g and four of row g + 8, as uint8."""
     split = (x & _SPLIT_IN_X) | ((y << 2) & ~_SPLIT_IN_X)
     row_g = [_gather(_rotate_left(x, _ROTATIONS[pair])) for pair in range(3)]
     row_h = [_gather(_rotate_left(y, _ROTATIONS[pair])) for pair in range(3)]
@@ -110,22 +121,22 @@ def _pairs_from_words(x: torch.Tensor, y: torch.Tensor) -> tuple[list[torch.Tens
 
 
 # --------------------------------------------------------------------------------------------------- row permutations
-def _sm90_rows(matrix: torch.Tensor, gated: bool) -> torch.Tensor:
-    """``matrix`` [N, C] as a view [blocks, w 4, half 2, g 8, C] in packed row order: row = 64 * block + 16 * w + 8 * half + g.
+def _sm90_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """Rows in packed order, [blocks, w 4, half 2, g 8, C]: row = 64 * block + 16 * w + 8 * half + g.
 
-    Without gate the rows keep their order. With it (N = 2 * I, I a multiple of 128) half 0 is the gate and half 1 the up
-    projection, and block 4 * r + 2 * b1 + b0, warp 2 * w1 + w0, row g stand for the intermediate column
+    A ``matrix`` [N, C] without gate keeps its order. From [2, I, C] (gate, up; I a multiple of 128) half 0 is the gate and
+    half 1 the up projection, and block 4 * r + 2 * b1 + b0, warp 2 * w1 + w0, row g stand for the intermediate column
     128 * r + 64 * b1 + 32 * w1 + 16 * w0 + 8 * b0 + g.
     """
-    n, columns = matrix.shape
-    if not gated:
-        return matrix.reshape(n // UNIT_ROWS, 4, 2, 8, columns)
-    split = matrix.reshape(2, n // 256, 2, 2, 2, 2, 8, columns)  # half, r, b1, w1, w0, b0, g
-    return split.permute(1, 2, 5, 3, 4, 0, 6, 7).reshape(n // UNIT_ROWS, 4, 2, 8, columns)
+    columns = matrix.size(-1)
+    if matrix.dim() == 2:
+        return matrix.unflatten(0, (-1, 4, 2, 8))
+    split = matrix.unflatten(1, (-1, 2, 2, 2, 2, 8))  # half, r, b1, w1, w0, b0, g
+    return split.permute(1, 2, 5, 3, 4, 0, 6, 7).reshape(-1, 4, 2, 8, columns)
 
 
 def _sm90_rows_back(rows: torch.Tensor, gated: bool) -> torch.Tensor:
-    """The inverse of :func:`_sm90_rows`: [blocks, 4, 2, 8, C] to [N, C]."""
+    """The inverse of :func:`_sm90_rows`: [blocks, 4, 2, 8, C] to [N, C], with the gate's rows first where ``gated``."""
     blocks, columns = rows.size(0), rows.size(4)
     if not gated:
         return rows.reshape(blocks * UNIT_ROWS, columns)
@@ -159,20 +170,19 @@ def _refuse_scale(codes: torch.Tensor, target: str, label: str) -> None:
         raise ValueError(f"{label}, row {row}, block {block}: wanted {wanted}, given code {code} ({given})")
 
 
-def _pack_sm90(weight: torch.Tensor, codes: torch.Tensor, out: torch.Tensor, gated: bool) -> None:
-    """Some rows of an expert, ``weight`` uint8 [N, K / 2] and ``codes`` uint8 [N, K / 32], into ``out`` uint8
-    [N / 64, K / 128, 4352]."""
+def _pack_sm90(weight: torch.Tensor, codes: torch.Tensor, out: torch.Tensor, tables: torch.Tensor) -> None:
+    """Rows of an expert, ``weight`` uint8 [N, K / 2] and ``codes`` uint8 [N, K / 32] (or both [2, I, ...] where gated), into
+    ``out`` uint8 [N / 64, K / 128, 4352]."""
     blocks, units = out.shape[:2]
     # [m, w, half, g, unit, h, b, pair, t]: one byte is one pair of codes
-    rows = _sm90_rows(weight, gated).view(blocks, 4, 2, 8, units, 2, 2, 4, 4)
+    rows = _sm90_rows(weight).unflatten(4, (units, 2, 2, 4, 4))
     words = out[:, :, :UNIT_CODE_BYTES].unflatten(2, (2, 4, 8, 4, 16)).view(torch.int32)  # [m, unit, h, w, g, t, word]
     for b in range(2):
-        ordered = rows[:, :, :, :, :, :, b].permute(6, 2, 0, 4, 5, 1, 3, 7)  # [pair, half, m, unit, h, w, g, t]
-        row_g, row_h = ([ordered[pair, half].to(torch.int32) for pair in range(4)] for half in range(2))
-        words[..., 2 * b], words[..., 2 * b + 1] = _words_from_pairs(row_g, row_h)
+        ordered = rows[:, :, :, :, :, :, b].permute(2, 6, 0, 4, 5, 1, 3, 7)  # [half, pair, m, unit, h, w, g, t]
+        words[..., 2 * b], words[..., 2 * b + 1] = _words_from_pairs(ordered[0], ordered[1], tables)
     # [m, w, half, g, unit, block] to [m, unit, w, g, half, block]
-    scales = _sm90_rows(codes, gated).view(blocks, 4, 2, 8, units, 4).permute(0, 4, 1, 3, 2, 5)
-    out[:, :, UNIT_CODE_BYTES:] = (scales + (_SM90_SCALE_BIAS - _UE8M0_BIAS)).flatten(2)
+    scales = _sm90_rows(codes).unflatten(4, (units, 4)).permute(0, 4, 1, 3, 2, 5)
+    out[:, :, UNIT_CODE_BYTES:] = (scales + (_SM90_SCALE_BIAS - _UE8M0_BIAS)).reshape(blocks, units, -1)
 
 
 def _unpack_sm90(packed: torch.Tensor, gated: bool) -> WeightPair:
@@ -212,20 +222,13 @@ def _unpack_sm100(weight: torch.Tensor, words: torch.Tensor, gated: bool) -> Wei
     return weight, unpack_ue8m0(words)
 
 
-def _row_chunks(n: int, gated: bool) -> list[tuple[int, int]]:
-    """Row ranges that are packed at a time, an eighth of the matrix or 256 rows; of each half where ``gated``.
-
-    The integer words in flight are several times as large as the codes they are made of: the chunks keep that below one
-    expert's weights.
-    """
-    rows, grain = (n // 2, 128) if gated else (n, UNIT_ROWS)
-    step = max(rows // 8 // grain, 1) * grain
-    return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
-
-
-def _chunk(matrix: torch.Tensor, begin: int, end: int, gated: bool) -> torch.Tensor:
-    """Rows ``begin`` .. ``end`` of ``matrix`` [N, C]; of both halves where ``gated``."""
-    return matrix.unflatten(0, (2, -1))[:, begin:end].reshape(-1, matrix.size(1)) if gated else matrix[begin:end]
+def _row_chunks(matrix: torch.Tensor, gated: bool) -> list[torch.Tensor]:
+    """What is packed at a time, views of ``matrix`` [N, C]: all rows, or where ``gated`` the gate and up rows [2, n, C] of
+    one half of the intermediate columns after the other. Packing takes about twice a chunk's codes as scratch: this keeps
+    it below one expert's weights."""
+    if not gated:
+        return [matrix]
+    return list(matrix.unflatten(0, (2, -1)).split(ceil_div(matrix.size(0) // 2, 384) * 128, dim=1))
 
 
 # ------------------------------------------------------------------------------------------------------- identification
@@ -319,6 +322,7 @@ def _transform(name: str, pair: WeightPair, target: str, gated: bool) -> WeightP
     if target == "sm_90a":
         packed = torch.empty((experts, n // UNIT_ROWS, k // UNIT_K, UNIT_BYTES), dtype=torch.uint8, device=device)
         result = packed, torch.empty((experts, 0), dtype=torch.uint8, device=device)
+        tables = _pack_tables(device)
     else:
         packed = torch.empty((experts, n, k // 2), dtype=torch.int8, device=device)
         result = packed, torch.empty((experts, k // 128, n), dtype=torch.int32, device=device)
@@ -328,10 +332,11 @@ def _transform(name: str, pair: WeightPair, target: str, gated: bool) -> WeightP
         if target == "sm_100a":
             _pack_sm100(codes_e2m1, codes, (packed[expert], result[1][expert]), gated)
             continue
-        per_block = UNIT_ROWS // 2 if gated else UNIT_ROWS
-        for begin, end in _row_chunks(n, gated):
-            out = packed[expert, begin // per_block : end // per_block]
-            _pack_sm90(_chunk(codes_e2m1, begin, end, gated), _chunk(codes, begin, end, gated), out, gated)
+        begin = 0
+        for part, part_codes in zip(_row_chunks(codes_e2m1, gated), _row_chunks(codes, gated), strict=True):
+            end = begin + part.numel() * 2 // k // UNIT_ROWS
+            _pack_sm90(part, part_codes, packed[expert, begin:end], tables)
+            begin = end
     return result
 
 

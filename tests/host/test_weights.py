@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from deep_gemm_k3.mega import weights
 from deep_gemm_k3.mega.weights import (
@@ -235,8 +236,31 @@ def test_inputs_stay_untouched_and_layout_is_dense() -> None:
 
 def test_row_chunks_cover_the_matrix() -> None:
     for n in range(256, 8192, 256):
-        for gated in (True, False):
-            chunks = weights._row_chunks(n, gated)
-            assert chunks[0][0] == 0
-            assert chunks[-1][1] == (n // 2 if gated else n)
-            assert all(a[1] == b[0] for a, b in itertools.pairwise(chunks))
+        matrix = torch.arange(n).view(n, 1)
+        gated = weights._row_chunks(matrix, True)
+        assert all(part.size(1) % 128 == 0 for part in gated)
+        assert torch.equal(torch.cat(gated, 1).flatten(), matrix.flatten())
+        (whole,) = weights._row_chunks(matrix, False)
+        assert torch.equal(whole, matrix)
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    """Largest number of bytes that ``function`` held at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        function()
+    results = record.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    held = peak = 0
+    for event in events:
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(("inter", "hidden"), [(3072, 3584), (384, 1024), (1024, 512)])
+def test_scratch_is_below_one_experts_weights(target: str, inter: int, hidden: int) -> None:
+    l1, l2 = random_pair(1, 2 * inter, hidden, seed=1), random_pair(1, hidden, inter, seed=2)
+    l1_bytes, l2_bytes = (w.numel() + c.numel() for w, c in (l1, l2))
+    peak = peak_bytes(lambda: transform_weights_for_mega_moe(l1, l2, target=target))
+    assert peak - l1_bytes < l1_bytes + l2_bytes  # while L1 is packed its result is all there is yet
