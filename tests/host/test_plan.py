@@ -1,0 +1,232 @@
+"""The plan: pure, total, enumerable, and readable."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deep_gemm_k3 import Plan
+from deep_gemm_k3._extension import INCLUDE_DIR, ops
+from deep_gemm_k3.mega.plan import all_configs
+
+K3: dict[str, Any] = {
+    "num_ranks": 8,
+    "num_experts": 896,
+    "num_topk": 16,
+    "num_max_tokens_per_rank": 8192,
+    "num_max_shared_tokens": 8192,
+    "hidden": 3584,
+    "intermediate_hidden": 3072,
+    "shared_intermediate_hidden": 768,
+    "shared_hidden": 7168,
+    "shared_output": "token_owner",
+}
+ONE_EXPERT = {**K3, "num_ranks": 1, "num_experts": 1, "num_topk": 1}
+ROUTED = {**K3, "shared_output": "none"}
+
+
+def sweep(problem: dict[str, Any], tokens: list[int], experts: list[int], ranks: list[int]) -> int:
+    found = json.loads(ops().plan_sweep(json.dumps({**problem, "tokens": tokens, "experts": experts, "ranks": ranks})))
+    assert found["fault"] is None, found
+    return int(found["count"])
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("output", ["none", "dense", "hidden_sharded", "token_owner"])
+def test_every_problem_has_a_plan_that_fits(target: str, output: str) -> None:
+    problem = {**K3, "target": target, "shared_output": output}
+    everything = sweep(problem, [0, 8192, 511], [1, 1024, 1], [1, 64, 1])
+    assert everything == 17 * 1024 * 64
+    assert sweep(problem, [0, 8192, 1], [1, 1024, 341], [1, 64, 21]) == 8193 * 4 * 4
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("topk", [1, 32])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(128, 128), (8192, 8192), (65536, 128)])
+def test_extreme_widths_have_plans(invariant: bool, topk: int, hidden: int, intermediate: int) -> None:
+    problem = {
+        **K3,
+        "batch_invariant": invariant,
+        "num_topk": topk,
+        "hidden": hidden,
+        "intermediate_hidden": intermediate,
+    }
+    assert sweep(problem, [0, 8192, 273], [1, 1024, 93], [1, 64, 7]) == 31 * 12 * 10
+
+
+def distinct(configs: list[dict[str, Any]]) -> set[str]:
+    return {entry["literal"] for entry in configs}
+
+
+@pytest.mark.parametrize(
+    "problem", [K3, ONE_EXPERT, ROUTED, {**K3, "target": "sm_100a"}], ids=["k3", "one", "routed", "sm100"]
+)
+def test_all_configs_holds_every_choice(problem: dict[str, Any]) -> None:
+    configs = all_configs(problem)
+    literals = distinct(configs)
+    assert len(literals) == len(configs) <= 24
+    counts = [0, 1, 2, 7, 8, 9, 16, 17, 31, 64, 65, 127, 128, 129, 500, 2048, 8192]
+    for tokens in counts:
+        for shared_tokens in counts:
+            plan = Plan.make(**{**problem, "num_tokens": tokens, "num_shared_tokens": shared_tokens})
+            assert plan.literal in literals
+
+
+def test_all_configs_of_a_narrow_range() -> None:
+    decode = all_configs({**K3, "max_tokens": 8, "max_shared_tokens": 64})
+    assert distinct(decode) < distinct(all_configs(K3))
+    assert {entry["config"]["routed_tile"]["num_tokens"] for entry in decode} == {8}
+
+
+@settings(max_examples=60)
+@given(
+    tokens=st.integers(0, 8192),
+    shared_tokens=st.integers(0, 8192),
+    others=st.lists(st.integers(0, 8192), min_size=2, max_size=2),
+)
+def test_batch_invariant_plans_ignore_token_counts(tokens: int, shared_tokens: int, others: list[int]) -> None:
+    base = {**K3, "batch_invariant": True}
+    first = Plan.make(**base, num_tokens=tokens, num_shared_tokens=shared_tokens)
+    second = Plan.make(**base, num_tokens=others[0], num_shared_tokens=others[1])
+    assert first.literal == second.literal
+    assert set(first.config["splits"].values()) == {1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 16])
+def test_batch_invariant_plans_ignore_ranks(ranks: int) -> None:
+    def path(count: int) -> dict[str, Any]:
+        config = dict(Plan.make(**{**K3, "batch_invariant": True, "num_ranks": count, "num_tokens": 8}).config)
+        return {name: config[name] for name in ("routed_tile", "shared_tile", "splits")}
+
+    assert path(ranks) == path(8)
+
+
+def test_tiles_follow_expected_rows() -> None:
+    def tile(tokens: int) -> int:
+        return int(Plan.make(**{**ROUTED, "num_tokens": tokens}).config["routed_tile"]["num_tokens"])
+
+    tiles = [tile(tokens) for tokens in range(0, 8192, 64)]
+    assert tiles == sorted(tiles) and set(tiles) == {8, 16, 32, 64, 128}
+    assert tile(8) == 8 and tile(8192) == 128
+
+
+def test_shared_tiles_are_chosen_apart_from_routed_ones() -> None:
+    few = Plan.make(**{**K3, "num_tokens": 1, "num_shared_tokens": 8192}).config
+    many = Plan.make(**{**K3, "num_tokens": 8192, "num_shared_tokens": 1}).config
+    assert few["routed_tile"]["num_tokens"] == 8 and few["shared_tile"]["num_tokens"] == 64
+    assert many["routed_tile"]["num_tokens"] == 128 and many["shared_tile"]["num_tokens"] == 64
+
+
+def test_few_tiles_are_split_along_k() -> None:
+    config = Plan.make(**{**ONE_EXPERT, "num_tokens": 8, "num_shared_tokens": 64}).config
+    assert config["splits"]["routed_l1"] > 1 and config["splits"]["shared_l1"] > 1
+    assert set(Plan.make(**{**K3, "num_tokens": 64, "num_shared_tokens": 64}).config["splits"].values()) == {1}
+
+
+def test_nothing_that_crosses_ranks_depends_on_a_ranks_own_counts() -> None:
+    """Buffers of one shape are equal on all ranks whatever they plan."""
+    tables = {json.dumps(Plan.make(**{**K3, "num_tokens": tokens}).data["buffer"]) for tokens in (0, 1, 500, 8192)}
+    assert len(tables) == 1
+
+
+def test_literal_names_every_field_of_config() -> None:
+    text = (INCLUDE_DIR / "deep_gemm_k3" / "config.cuh").read_text()
+    body = text[text.index("struct Config {") :].split("DG_HOST_DEVICE")[0]
+    fields = re.findall(r"^\s+\w+ (\w+);", body, re.M)
+    plan = Plan.make(**K3)
+    assert set(fields) == set(plan.config)
+    assert re.findall(r"(?<![\w{,] )\.(\w+) = ", plan.literal)[0] == fields[0]
+    for name in fields:
+        assert f".{name} = " in plan.literal
+
+
+def test_literal_is_a_config(tmp_path: Path) -> None:
+    """g++ accepts every literal as a constant and as a template argument."""
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    literals = [entry["literal"] for problem in (K3, ONE_EXPERT, ROUTED) for entry in all_configs(problem)]
+    lines = ["#include <deep_gemm_k3/config.cuh>", "namespace deep_gemm_k3 {"]
+    lines.append("template <Config C> constexpr int threads() { return C.num_threads; }")
+    for i, literal in enumerate(literals):
+        lines.append(f"constexpr Config config_{i} = {literal};\nstatic_assert(threads<config_{i}>() == 384);")
+    source = tmp_path / "literals.cpp"
+    source.write_text("\n".join([*lines, "}"]))
+    subprocess.run(
+        [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", f"-I{INCLUDE_DIR}", str(source)], check=True
+    )
+
+
+def test_explain_says_what_runs_where() -> None:
+    text = Plan.make(**{**K3, "num_tokens": 8, "num_shared_tokens": 64}).explain()
+    for part in (
+        "fp8_fp4_mega_moe_bf16_shared_sp_rs",
+        "situ",
+        "sm_90a",
+        "896 experts over 8 ranks",
+        "top-16",
+        "264 CTAs",
+    ):
+        assert part in text
+    on_cpu = Plan.make(device="cpu", **{**K3, "num_tokens": 8}).explain()
+    assert "the oracle" in on_cpu and "no kernel executes here" in on_cpu
+
+
+def test_byte_table_adds_up() -> None:
+    plan = Plan.make(**K3)
+    components = plan.data["buffer"]["components"]
+    end = 0
+    for part in components:
+        assert part["offset"] % 1024 == 0 and part["offset"] >= end
+        end = part["offset"] + part["bytes"]
+    assert end <= plan.total_bytes < end + 1024
+    table = plan.byte_table().splitlines()
+    assert len(table) == len(components) + 2 and table[-1].startswith("total")
+    # Worst-case routing, duplicates included: every route of every rank to one of this rank's experts.
+    pool = next(part["bytes"] for part in components if part["name"] == "pool_x")
+    assert pool >= 8 * 8448 * 16 * 3584 * 2
+
+
+def test_shared_tokens_size_only_the_shared_intermediate() -> None:
+    def sizes(limit: int) -> dict[str, int]:
+        made = json.loads(ops().workspace_bytes(json.dumps({**K3, "num_max_shared_tokens": limit})))
+        return {part["name"]: part["bytes"] for part in made["components"]}
+
+    few, many = sizes(64), sizes(65536)
+    assert {name for name in few if few[name] != many[name]} == {"shared_intermediate", "shared_counters"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shared_output": "sparse"}, "shared_output: wanted none or dense or hidden_sharded or token_owner, given sparse"),
+        ({"target": "sm_80"}, "target: wanted sm_90a or sm_100a or sm_100f, given sm_80"),
+        ({"activation": "gelu"}, "activation: wanted swiglu or situ, given gelu"),
+        ({"num_tokens": 8449}, "num_tokens: wanted 0..8448, given 8449"),
+        ({"num_shared_tokens": -1}, "num_shared_tokens: wanted 0..8192, given -1"),
+        ({"shared_hidden": 7000}, "shared_hidden: wanted a multiple of 128 in 128..131072, given 7000"),
+        ({"num_sms": 0}, "num_sms: wanted at least 1, given 0"),
+        ({"shared_intermediate_hidden": 0}, "bf16_shared_intermediate_hidden: wanted a buffer made for a shared expert, given 0"),
+        ({"num_experts": 2**40}, "num_experts: wanted a 32-bit integer, given 1099511627776"),
+        ({"num_topk": "16"}, 'num_topk: wanted a 32-bit integer, given "16"'),
+    ],
+)  # fmt: skip
+def test_bad_problems_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Plan.make(**{**K3, **change})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a": 1,}', "[1, 2", '{"num_ranks": 1} x', '"\\u12"', "nul", "[" * 100 + "]" * 100]
+)
+def test_broken_json_is_an_error_with_a_place(text: str) -> None:
+    with pytest.raises(RuntimeError, match="json: wanted"):
+        ops().plan_explain(text)
