@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -90,11 +89,18 @@ class Architecture(StrEnum):
 warmup_app = typer.Typer(help="Compile everything a call can choose, ahead of time.", add_completion=False)
 
 
-def configs_of(problem: dict[str, Any]) -> list[str]:
-    """The literal of every Config that the heuristics can choose for a problem, whatever its token counts."""
-    from deep_gemm_k3 import _extension
+# The modes as the plan calls them.
+OUTPUTS = {"none": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 
-    return [found["literal"] for found in json.loads(_extension.ops().all_configs(json.dumps(problem)))]
+
+def sources_of(problem: dict[str, Any], arch: str) -> list[KernelSource]:
+    """Every kernel that the heuristics can choose for a problem, whatever its token counts."""
+    from deep_gemm_k3.mega.plan import KERNELS, all_configs
+
+    target = arch.replace("100f", "100a")
+    return [
+        KernelSource(KERNELS[target], arch, found["literal"]) for found in all_configs(problem | {"target": target})
+    ]
 
 
 @warmup_app.command()
@@ -119,11 +125,10 @@ def warmup(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the kernels, compile none.")] = False,
 ) -> None:
     """Compile everything a call can choose, ahead of time. The defaults are Kimi K3's widths at TP 8."""
-    sources = []
+    sources: list[KernelSource] = []
     for target in arch:
         for mode in modes:
             problem: dict[str, Any] = {
-                "target": target.value.replace("100f", "100a"),
                 "num_ranks": num_ranks,
                 "num_experts": num_experts,
                 "num_topk": num_topk,
@@ -134,7 +139,7 @@ def warmup(
                 "fast_math": not exact,
                 "batch_invariant": batch_invariant,
                 "has_statistics": statistics,
-                "shared_output": mode.value,
+                "shared_output": OUTPUTS[mode.value],
             }
             if mode is not SharedOutput.none:
                 problem |= {
@@ -142,7 +147,7 @@ def warmup(
                     "shared_intermediate_hidden": shared_intermediate,
                     "num_max_shared_tokens": num_max_shared_tokens or num_max_tokens,
                 }
-            sources += [KernelSource("mega", target.value, literal) for literal in configs_of(problem)]
+            sources += sources_of(problem, target.value)
     if dry_run:
         print(f"{len({source.key for source in sources})} kernels")
         return

@@ -28,7 +28,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of one kernel."""
+    """What ptxas reports of one kernel; the largest number where functions of its own were compiled beside it."""
 
     registers: int = 0
     spill_stores: int = 0
@@ -39,8 +39,7 @@ class Resources:
     @classmethod
     def parse(cls, log: str) -> Resources:
         def number(pattern: str) -> int:
-            match = re.search(pattern, log)
-            return int(match.group(1)) if match else 0
+            return max((int(found) for found in re.findall(pattern, log)), default=0)
 
         return cls(
             registers=number(r"Used (\d+) registers"),

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -144,20 +145,21 @@ def warm_up(
     *,
     workers: int | None = None,
     progress: Progress | None = None,
-    first: int = 0,
+    first: int | None = None,
 ) -> WarmupReport:
     """Puts every kernel into the store's memory, compiling what the disk cache lacks.
 
-    ``first`` rotates the order: ranks that warm up together start at different kernels and so share the work instead of
-    waiting for each other. The first failure is raised after the compilations that run have ended.
+    ``first`` rotates the order (at random by default): ranks that warm up together start at different kernels and so
+    share the work instead of waiting for each other. The first failure is raised after the compilations that run have
+    ended.
     """
     store = store or default_store()
     start = time.perf_counter()
     distinct = list({source.key: source for source in sources}.values())
     missing = [source for source in distinct if store.peek(source) is None]
     if missing:
-        first %= len(missing)
-        ordered = missing[first:] + missing[:first]
+        start_at = (random.randrange(len(missing)) if first is None else first) % len(missing)
+        ordered = missing[start_at:] + missing[:start_at]
         count = min(workers or default_workers(), len(ordered))
         with _compile_function(store, count) as compile_one, ThreadPoolExecutor(count) as pool:
             _finish({pool.submit(compile_one, source): source for source in ordered}, progress or ProgressLine())

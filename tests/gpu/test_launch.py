@@ -246,6 +246,8 @@ def test_abort_passes_a_kernel_that_holds_every_sm(probe_kernel: Probe) -> None:
         "shared_intermediate_hidden": 0,
         "num_sms": 66,
         "timeout_ns": 10**9,
+        "activation": "swiglu",
+        "owner": 0,
     }
     memory = [torch.zeros(65536 // 4, dtype=torch.int32, device="cuda") for _ in range(2)]
     bases = [part.data_ptr() for part in memory]

@@ -269,7 +269,7 @@ def test_tensor_maps_are_encoded_by_the_driver(journal) -> None:
 TWO_RANKS = """
 spec = dict(device="cuda", device_index=0, target="sm_90a", num_ranks=2, num_experts=4, num_topk=1,
             num_max_tokens_per_rank=384, num_max_shared_tokens=0, hidden=1024, intermediate_hidden=512,
-            shared_intermediate_hidden=0, num_sms=66, timeout_ns=10**9)
+            shared_intermediate_hidden=0, num_sms=66, timeout_ns=10**9, activation="swiglu", owner=0)
 memory = [torch.zeros(65536 // 4, dtype=torch.int32) for _ in range(2)]
 bases = [m.data_ptr() for m in memory]
 handles = [ops.buffer_create(json.dumps(spec | {"rank": rank}), bases) for rank in range(2)]

@@ -74,11 +74,11 @@ def test_progress_line_stays_silent_when_quick(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("deep_gemm_k3: compiled 2 of 2 kernels for sm_100a")
 
 
-def run_cli(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_cli(tmp_path: Path, *arguments: str, command: str = "cache") -> subprocess.CompletedProcess[str]:
     package = str(Path(__file__).resolve().parents[2])
     environment = envs.child_environment({"DGK3_CACHE_DIR": str(tmp_path), "PYTHONPATH": package})
-    command = [sys.executable, "-m", "deep_gemm_k3", "cache", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    line = [sys.executable, "-m", "deep_gemm_k3", command, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment)
 
 
 def test_cache_commands(tmp_path: Path) -> None:
@@ -95,3 +95,12 @@ def test_cache_commands(tmp_path: Path) -> None:
     assert "1 damaged and removed" in run_cli(tmp_path, "verify", "--remove").stdout
     assert "removed" in run_cli(tmp_path, "clear").stdout
     assert list(cache.root.iterdir()) == []
+
+
+def test_warmup_command_counts_what_a_call_can_choose(tmp_path: Path) -> None:
+    options = ["--ranks", "8", "--max-tokens", "384", "--max-shared-tokens", "384", "--mode", "rs", "--mode", "sp_rs"]
+    result = run_cli(tmp_path, *options, "--dry-run", command="warmup")
+    assert result.returncode == 0, result.stderr
+    count = int(result.stdout.split()[0])
+    assert count >= 2 and count % 2 == 0  # both modes have as many
+    assert not (tmp_path / "v1").exists()

@@ -1,0 +1,47 @@
+"""The fused kernel goes through the run-time compiler, and host and device agree about its argument."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deep_gemm_k3 import _extension
+from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
+from deep_gemm_k3.jit.ptx import argument_bytes, families
+from deep_gemm_k3.mega.plan import KERNELS
+
+SMALL = {
+    "num_ranks": 2,
+    "num_experts": 8,
+    "num_topk": 2,
+    "num_max_tokens_per_rank": 384,
+    "hidden": 1024,
+    "intermediate_hidden": 512,
+    "num_tokens": 64,
+    "shared_hidden": 2048,
+    "shared_intermediate_hidden": 1024,
+    "num_max_shared_tokens": 384,
+    "shared_output": "token_owner",
+}
+
+
+@pytest.fixture(scope="module")
+def mega() -> Artefact:
+    literal = _extension.ops().config_literal(json.dumps(SMALL | {"target": "sm_90a"}))
+    return NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal))
+
+
+def test_argument_has_one_size(mega: Artefact) -> None:
+    assert argument_bytes(mega.ptx, mega.entry) == _extension.ops().params_bytes()
+
+
+def test_kernel_fits_its_registers_and_multiplies_with_wgmma(mega: Artefact) -> None:
+    used = mega.resources
+    assert 0 < used.registers <= 255
+    assert families(mega.ptx)["wgmma"] > 0
+
+
+def test_no_trap_is_compiled_in(mega: Artefact) -> None:
+    """An abort ends the kernel in an orderly way; a trap would destroy the context of every rank on the device."""
+    assert "trap" not in families(mega.ptx)
