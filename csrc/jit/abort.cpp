@@ -74,7 +74,8 @@ bool copy_out(Writer& writer, void* to, uint64_t from, size_t bytes) {
 void write_cell(Writer& writer, uint8_t* base) {
     const uint64_t cell = address_in(base, control::kAbort);
     Staging& staging = *writer.staging;
-    if (!copy_out(writer, &staging.found, cell, sizeof(AbortCell)) || staging.found.code != 0)
+    if (!copy_out(writer, &staging.found, cell, sizeof(AbortCell)) ||
+        (staging.found.code | staging.found.reserved) != 0)
         return;
     if (copy_in(writer, address_in(base, control::kAbortText), &staging.text, sizeof(AbortText)) &&
         copy_in(writer, cell + sizeof(uint32_t), &staging.cell.rank, sizeof(AbortCell) - sizeof(uint32_t)))
