@@ -5,10 +5,11 @@
 //   all threads of CTA 0   numbers -> output
 //   thread 0 of each CTA   [hold] { expect + load -> full | wait | store -> wait until the chunk was read }
 #pragma once
-#include <cuda/ptx>
-
 #include "../config.cuh"
 #include "../plan/workspace.cuh"
+#include "../ptx/copy.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/store.cuh"
 #include "../sync/local_wait.cuh"
 #include "../types.cuh"
 
@@ -47,7 +48,6 @@ __device__ constexpr ProbeNumbers kProbeNumbers = probe_numbers(C.shape);
 
 template <Config C>
 __global__ void __launch_bounds__(C.num_threads, C.num_ctas_per_sm) probe(const __grid_constant__ ProbeParams params) {
-    namespace ptx = cuda::ptx;
     constexpr uint64_t kLimit = 1000000000;
     __shared__ alignas(128) uint8_t chunk[kProbeChunkBytes];
     __shared__ alignas(8) uint64_t full;
@@ -59,25 +59,26 @@ __global__ void __launch_bounds__(C.num_threads, C.num_ctas_per_sm) probe(const 
 
     if (params.hold_ns != 0)
         sync::hold(params.hold_ns);
-    ptx::mbarrier_init(&full, 1);
-    ptx::fence_proxy_async(ptx::space_shared);
+    const uint32_t barrier = ptx::shared_address(&full), staged = ptx::shared_address(chunk);
+    ptx::mbarrier_init(barrier, 1);
+    ptx::fence_mbarrier_init();
     uint32_t parity = 0;
     for (uint32_t begin = blockIdx.x * kProbeChunkBytes; begin < params.num_bytes;
         begin += gridDim.x * kProbeChunkBytes) {
         const uint32_t rest = params.num_bytes - begin;
         const uint32_t bytes = rest < kProbeChunkBytes ? rest : kProbeChunkBytes;
-        ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &full, bytes);
-        ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, chunk, params.source + begin, bytes, &full);
-        if (!sync::wait_local(&full, parity, kLimit)) {
+        ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+        ptx::bulk_load({staged, barrier}, params.source + begin, bytes, ptx::kPolicyEvictNormal);
+        if (!sync::wait_local(barrier, parity, kLimit)) {
             atomicAdd(reinterpret_cast<unsigned long long*>(params.numbers + kNumProbeNumbers - 1), 1ull);
             return;
         }
         parity ^= 1;
-        ptx::cp_async_bulk(ptx::space_global, ptx::space_shared, params.destination + begin, chunk, bytes);
-        ptx::cp_async_bulk_commit_group();
-        ptx::cp_async_bulk_wait_group_read(ptx::n32_t<0>());
+        ptx::bulk_store(params.destination + begin, staged, bytes);
+        ptx::bulk_commit_group();
+        ptx::bulk_wait_all_read();
     }
-    ptx::cp_async_bulk_wait_group(ptx::n32_t<0>());
+    ptx::bulk_wait_all();
 }
 
 } // namespace deep_gemm_k3::kernels
