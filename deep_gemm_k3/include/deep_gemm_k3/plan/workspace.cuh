@@ -30,7 +30,7 @@ enum class Component : int {
     kSharedCounters, // [parity][shared token block]
     kSplitPartials,  // FP32 [split task][tile rows x tile tokens]
     kSplitCounters,  // [parity][split task]
-    kRouteCounts,    // u32 [CTA][local expert, padded to 4]: routes in the CTA's share of the metadata
+    kRouteCounts,    // [CTA][local expert, padded to 8]: routes in the CTA's share of the metadata
     kNumComponents,
 };
 constexpr int kNumComponents = static_cast<int>(Component::kNumComponents);
@@ -59,6 +59,8 @@ constexpr uint64_t kPublicationCount = 1024; // u32 [source rank], a line each
 constexpr uint64_t kHostBarrier = kPublicationCount + kMaxNumRanks * 128; // u32 [source rank], a line each
 constexpr uint64_t kAbortText = kHostBarrier + kMaxNumRanks * 128;        // AbortText: what a host reports
 constexpr uint64_t kExecutorHeader = 32768; // 128 bytes that the CPU executor shows to its peers
+constexpr uint64_t kReady =
+    49152; // u32 [source rank], a line each: calls that the rank has begun, so all before are over
 // Private to the rank:
 constexpr uint64_t kPublicationExpected = 40960; // u32 [source rank]: value that kPublicationCount had to reach so far
 constexpr uint64_t kUsedBlocks = 41472;          // u32 [parity]: pool blocks whose counters that call used
@@ -75,7 +77,7 @@ struct AbortCell {
     uint32_t wanted;
     uint32_t seen;
     uint32_t epoch;
-    uint32_t reserved;   // 0: unclaimed; only the one who sets it writes the other fields
+    uint32_t reserved; // 0: unclaimed; only the one who sets it writes the other fields
 };
 static_assert(sizeof(AbortCell) == 32);
 constexpr uint32_t kHostFault = 0x10000; // an AbortCell code of a host, explained by the text beside it
@@ -124,10 +126,6 @@ DG_HOST_DEVICE constexpr uint64_t num_shared_rows(const BufferShape& s) {
     return s.shared_intermediate == 0 ? 0 : align_up(uint64_t(s.num_max_shared_tokens), uint64_t(kMaxTokenTile));
 }
 
-DG_HOST_DEVICE constexpr int route_count_words(const BufferShape& s) {
-    return align_up(s.num_local_experts(), 8) / 2;
-}
-
 DG_HOST_DEVICE constexpr uint64_t component_bytes(const BufferShape& s, Component component) {
     const uint64_t tokens = s.num_max_tokens, ranks = s.num_ranks, topk = s.num_topk, hidden = s.hidden;
     switch (component) {
@@ -168,7 +166,7 @@ DG_HOST_DEVICE constexpr uint64_t component_bytes(const BufferShape& s, Componen
     case Component::kSplitCounters:
         return kNumParities * uint64_t(kMaxSplitTasks) * 4;
     case Component::kRouteCounts:
-        return uint64_t(kMaxNumCtas) * route_count_words(s) * 4;
+        return uint64_t(kMaxNumCtas) * align_up(s.num_local_experts(), 8) * 4;
     default:
         return 0;
     }

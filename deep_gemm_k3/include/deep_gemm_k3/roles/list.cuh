@@ -103,8 +103,24 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
     }
     if (ctx.lane_idx == 0)
         words_at(ctx, plan::roles_memory::kFirstWord)[0] = 0;
-    // Acquires what the ranks' headers release: their earlier calls are over, so their slots and ours may be reused.
-    ptx::fence_acq_rel_sys();
+}
+
+// Waits until every rank has begun this call, and acquires it: their earlier calls are over, so what they read in our
+// slots and what we may now overwrite in theirs is settled before anything that the list lets this CTA do. One warp. A
+// rank may be one call ahead.
+template <Config C>
+__device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
+#pragma unroll 1
+    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32) {
+        const uint8_t* ready = ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes;
+        const Where where = {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)};
+        if (!sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
+                seen = ptx::load_acquire_sys(ready);
+                return static_cast<int32_t>(seen - ctx.epoch) >= 0;
+            }))
+            mark_faulty(ctx);
+    }
+    __syncwarp();
 }
 
 // Walks words in canonical order and finds where each one lies.
@@ -204,27 +220,36 @@ __device__ __forceinline__ void count_directly(
     });
 }
 
-// Adds one CTA's counts of eight experts to the rank's, and to cursor 0 when that CTA's share lies before ours.
-template <Config C>
-__device__ __forceinline__ void add_counts(const Context& ctx, uint4 counts, bool is_before, int expert) {
-    const uint32_t pairs[4] = {counts.x, counts.y, counts.z, counts.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t count = (i & 1) != 0 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xFFFF;
-        if (count == 0)
-            continue;
-        atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], count);
-        if (is_before)
-            atomicAdd(&cursors<C>(ctx, 0)[expert + i], count);
-    }
-}
+// How a CTA publishes its counts: two experts to a word while no share can reach 65536 routes, else one.
+template <Config C, bool kIsWide>
+struct RouteCounts {
+    static constexpr int kExpertsPerVector = kIsWide ? 4 : 8;
+    static constexpr int kNumVectors = plan::roles_memory::padded_experts(C) / kExpertsPerVector;
 
-template <Config C>
-__device__ __forceinline__ bool exchange_counts(const Context& ctx, const DispatchWarp& self);
+    static __device__ __forceinline__ uint32_t pack(const uint32_t* num_rows, int word) {
+        return kIsWide ? num_rows[word] : num_rows[2 * word] | num_rows[2 * word + 1] << 16;
+    }
+    // Adds one CTA's counts to the rank's, and to cursor 0 when that CTA's share lies before ours.
+    static __device__ __forceinline__ void add(const Context& ctx, uint4 counts, bool is_before, int expert) {
+        const uint32_t words[4] = {counts.x, counts.y, counts.z, counts.w};
+#pragma unroll
+        for (int i = 0; i < kExpertsPerVector; ++i) {
+            const uint32_t count = kIsWide ? words[i] : ((i & 1) != 0 ? words[i / 2] >> 16 : words[i / 2] & 0xFFFF);
+            if (count == 0)
+                continue;
+            atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], count);
+            if (is_before)
+                atomicAdd(&cursors<C>(ctx, 0)[expert + i], count);
+        }
+    }
+};
+
+template <Config C, bool kIsWide>
+__device__ __forceinline__ void exchange_counts(const Context& ctx, const DispatchWarp& self);
 
 template <Config C>
 __device__ __forceinline__ void count_by_shares(
-    const Context& ctx, const DispatchWarp& self, const uint32_t (&begins)[4]) {
+    const Context& ctx, const DispatchWarp& self, uint32_t num_words, const uint32_t (&begins)[4]) {
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     const uint32_t begin = self.warp == 0 ? begins[0] : (self.warp == 1 ? begins[1] : begins[2]);
     const uint32_t end = self.warp == 0 ? begins[1] : (self.warp == 1 ? begins[2] : begins[3]);
@@ -237,23 +262,29 @@ __device__ __forceinline__ void count_by_shares(
                 atomicAdd(&cursors<C>(ctx, self.warp + 1)[expert], 1u);
         });
     });
-    if (all_healthy(ctx) && !exchange_counts<C>(ctx, self))
-        mark_faulty(ctx);
+    if (!all_healthy(ctx))
+        return;
+    // The same for all CTAs: a share is hardly longer than the mean.
+    if (num_words / ctx.num_ctas < 0x7F00)
+        exchange_counts<C, false>(ctx, self);
+    else
+        exchange_counts<C, true>(ctx, self);
 }
 
-// Publishes this CTA's counts and sums all CTAs': 16 bits each, since a share is shorter than that. kRouteCounts needs
-// one copy only: a kernel boundary lies between the readers of one call and the writers of the next.
-template <Config C>
-__device__ __forceinline__ bool exchange_counts(const Context& ctx, const DispatchWarp& self) {
-    constexpr int num_pairs = plan::route_count_words(C.shape), num_vectors = num_pairs / 4;
+// Publishes this CTA's counts and sums all CTAs'. kRouteCounts needs one copy only: a kernel boundary lies between the
+// readers of one call and the writers of the next.
+template <Config C, bool kIsWide>
+__device__ __forceinline__ void exchange_counts(const Context& ctx, const DispatchWarp& self) {
+    using Counts = RouteCounts<C, kIsWide>;
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     auto* counts = reinterpret_cast<uint32_t*>(sched::component<C>(ctx, plan::Component::kRouteCounts));
 #pragma unroll 1
-    for (int i = self.thread; i < num_pairs; i += kNumDispatchThreads) {
-        counts[ctx.cta_idx * num_pairs + i] = num_rows[2 * i] | num_rows[2 * i + 1] << 16;
-        num_rows[2 * i] = num_rows[2 * i + 1] = 0;
-    }
+    for (int i = self.thread; i < Counts::kNumVectors * 4; i += kNumDispatchThreads)
+        counts[ctx.cta_idx * Counts::kNumVectors * 4 + i] = Counts::pack(num_rows, i);
     dispatch_barrier();
+#pragma unroll 1
+    for (int i = self.thread; i < C.shape.num_local_experts(); i += kNumDispatchThreads)
+        num_rows[i] = 0;
     if (self.thread == 0) {
         uint8_t* arrivals = ctx.buffer + plan::control::kScanBarrier + ctx.parity * plan::kControlLineBytes;
         ptx::red_release_gpu_add(arrivals, 1);
@@ -265,12 +296,12 @@ __device__ __forceinline__ bool exchange_counts(const Context& ctx, const Dispat
             mark_faulty(ctx);
     }
     if (!all_healthy(ctx))
-        return false;
+        return;
     const auto* vectors = reinterpret_cast<const uint4*>(counts);
 #pragma unroll 4
-    for (int i = self.thread; i < ctx.num_ctas * num_vectors; i += kNumDispatchThreads)
-        add_counts<C>(ctx, vectors[i], i / num_vectors < ctx.cta_idx, i % num_vectors * 8);
-    return true;
+    for (int i = self.thread; i < ctx.num_ctas * Counts::kNumVectors; i += kNumDispatchThreads)
+        Counts::add(ctx, vectors[i], i / Counts::kNumVectors < ctx.cta_idx,
+            i % Counts::kNumVectors * Counts::kExpertsPerVector);
 }
 
 // First pool block of every expert. One warp; each lane owns a run of experts.
@@ -325,6 +356,8 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
         check_publication<C>(ctx);
     if (self.warp == 0)
         read_headers<C>(ctx);
+    else if (C.shape.num_ranks > 1 && self.warp == 2)
+        wait_ranks_ready<C>(ctx);
     bool healthy = all_healthy(ctx);
     debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
@@ -338,7 +371,7 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
         if (2 * num_words <= kMaxDirectRoutes)
             count_directly<C>(ctx, self, num_words, begins);
         else
-            count_by_shares<C>(ctx, self, begins);
+            count_by_shares<C>(ctx, self, num_words, begins);
         healthy = all_healthy(ctx);
     }
     if (healthy) {

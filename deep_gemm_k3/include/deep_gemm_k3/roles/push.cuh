@@ -2,9 +2,8 @@
 // experts, once, however many of them it owns.
 //
 // Slots are fixed, [parity][source rank][token]: nothing is counted or reserved before a store. Two parities suffice: a
-// rank that sends for call e + 2 has seen every rank's header of call e + 1, and a rank sends that header only after
-// its call e, which read the slots, has ended. The header is released and acquired, so that this holds by
-// happens-before.
+// rank that sends for call e + 2 has seen in call e + 1 that every rank had begun e + 1, so had ended call e, which
+// read the slots. The ready word says so; it is released and acquired, so that this holds by happens-before.
 //
 // Row formats; the source chooses and its header tells, so readers need not know its configuration:
 //   low latency  16-byte words {12 bytes, epoch}: each word validates itself, no fence, no flag; three words carry the
@@ -40,15 +39,23 @@ __device__ __forceinline__ bool is_low_latency(int num_tokens) {
     return num_tokens <= limit;
 }
 
-// {tokens, CTAs | low-latency bit, shared tokens, epoch}, to every rank. The fence orders all that the rank did in
-// earlier calls before the header.
+// Tells every rank that this one has begun the call: all that it did in earlier calls is released with it. Apart from
+// the header, which need not wait for the fence.
+template <Config C>
+__device__ __forceinline__ void push_ready(const Context& ctx) {
+#pragma unroll 1
+    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+        ptx::store_release_sys(
+            ctx.params.buffers[rank] + plan::control::kReady + ctx.params.rank * plan::kControlLineBytes, ctx.epoch);
+}
+
+// {tokens, CTAs | low-latency bit, shared tokens, epoch}, to every rank.
 template <Config C>
 __device__ __forceinline__ void push_header(const Context& ctx) {
     const int num_tokens = ctx.params.num_tokens;
     const ptx::Word16 header = {static_cast<uint32_t>(num_tokens),
         static_cast<uint32_t>(ctx.num_ctas) | (is_low_latency<C>(num_tokens) ? kLowLatencyBit : 0),
         static_cast<uint32_t>(ctx.params.shared.num_tokens), ctx.epoch};
-    ptx::fence_acq_rel_sys();
 #pragma unroll 1
     for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
         ptx::store_relaxed_sys_b128(sched::peer_component<C>(ctx, rank, plan::Component::kMetadata) +
@@ -177,6 +184,8 @@ __device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& sel
     // The last CTA has the fewest tasks.
     if (ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 0)
         push_header<C>(ctx);
+    if (C.shape.num_ranks > 1 && ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 1)
+        push_ready<C>(ctx);
     push_route_words<C>(ctx, self);
     if constexpr (C.shape.num_ranks > 1) {
         if (is_low_latency<C>(ctx.params.num_tokens))
