@@ -77,15 +77,26 @@ def _first_call(handle: int, description: bytes, error_out: int, error_size: int
 
 def _prepare(description: dict[str, Any]) -> None:
     """Make a signature ready on this rank: on a GPU, compile and load every config that token counts can choose."""
-    signature = description["signature"]
-    if description["device"] == "cpu":
-        _announce_oracle()
-        log.info("%s: on CPU tensors, computed by the oracle: %s", signature["entry"], json.dumps(signature))
-        return
-    from .mega.plan import load_kernels
+    entry, place, text = description["signature"]["entry"], description["place"], json.dumps(description["signature"])
+    if place.startswith("cuda"):
+        from .mega.plan import load_kernels
 
-    report = load_kernels(description["problem"], description["device_index"])
-    log.info("%s: on cuda:%d, %s: %s", signature["entry"], description["device_index"], report, json.dumps(signature))
+        log.info("%s: on %s, %s: %s", entry, place, load_kernels(description["problem"], place), text)
+        return
+    if place == "oracle":
+        _announce_oracle()
+        place = "CPU tensors, computed by the oracle"
+    log.info("%s: on %s: %s", entry, place, text)
+
+
+def _load_kernel(_handle: int, wanted: bytes, error_out: int, error_size: int) -> int:
+    try:
+        from .mega.plan import load_kernel
+
+        load_kernel(**json.loads(wanted))
+    except BaseException as error:
+        return _reported(error, error_out, error_size)
+    return 0
 
 
 def _announce_oracle() -> None:
@@ -97,6 +108,10 @@ def _announce_oracle() -> None:
     log.warning("CPU tensors are computed by the oracle (plain torch, exact but slow), not by a kernel")
 
 
-_lent = {"execute": _CALLBACK(_execute), "first_call": _CALLBACK(_first_call)}
+_lent = {
+    "execute": _CALLBACK(_execute),
+    "first_call": _CALLBACK(_first_call),
+    "load_kernel": _CALLBACK(_load_kernel),
+}
 for _name, _function in _lent.items():
     torch.ops.deep_gemm_k3.set_callback(_name, ctypes.cast(_function, ctypes.c_void_p).value)

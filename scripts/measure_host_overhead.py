@@ -42,7 +42,7 @@ def entries(device: str) -> dict[str, Callable[[], None]]:
         None, SHAPE.experts, 384, SHAPE.topk, SHAPE.hidden, SHAPE.intermediate,
         bf16_shared_intermediate_hidden=SHAPE.shared_intermediate, device=device,
     )  # fmt: skip
-    torch.ops.deep_gemm_k3.set_launch_target(buffer.handle, "null")
+    torch.ops.deep_gemm_k3.set_route(buffer.handle, "none")
     buffer.topk_idx.fill_(-1)
     y = torch.empty(8, SHAPE.hidden, dtype=torch.bfloat16, device=device)
     stats = torch.zeros(SHAPE.experts, dtype=torch.int32, device=device)

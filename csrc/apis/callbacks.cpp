@@ -15,6 +15,7 @@ constexpr size_t kErrorBytes = 8192;
 
 std::atomic<Function> execute_function{nullptr};
 std::atomic<Function> first_call_function{nullptr};
+std::atomic<Function> load_kernel_function{nullptr};
 
 std::string call(const std::atomic<Function>& slot, const char* name, int64_t handle, const std::string& text) {
     const Function function = slot.load(std::memory_order_acquire);
@@ -33,8 +34,10 @@ void set_callback(std::string name, int64_t address) {
         execute_function.store(function, std::memory_order_release);
     else if (name == "first_call")
         first_call_function.store(function, std::memory_order_release);
+    else if (name == "load_kernel")
+        load_kernel_function.store(function, std::memory_order_release);
     else
-        throw std::runtime_error("set_callback: wanted 'execute' or 'first_call', given '" + name + "'");
+        throw std::runtime_error("set_callback: wanted 'execute', 'first_call' or 'load_kernel', given '" + name + "'");
 }
 
 } // namespace
@@ -45,6 +48,10 @@ std::string execute(const std::string& record) {
 
 std::string first_call(int64_t handle, const std::string& description) {
     return call(first_call_function, "first_call", handle, description);
+}
+
+std::string load_kernel(const std::string& wanted) {
+    return call(load_kernel_function, "load_kernel", 0, wanted);
 }
 
 } // namespace deep_gemm_k3::callbacks

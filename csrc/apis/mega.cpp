@@ -109,7 +109,7 @@ void make_ready(int64_t handle, impls::PlanStore& store, impls::SignatureBits si
     if (store.is_ready(signature))
         return;
     impls::refuse_first_call_in_capture(call);
-    const std::string error = callbacks::first_call(handle, impls::describe_signature(call).dump());
+    const std::string error = callbacks::first_call(handle, impls::describe_signature(call, store.route()).dump());
     if (!error.empty())
         throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + error);
     store.set_ready(signature);
@@ -120,12 +120,15 @@ void run(int64_t handle, runtime::Buffer& buffer, const Call& call) {
     const impls::SignatureBits signature = impls::signature_of(call);
     make_ready(handle, store, signature, call);
     const std::shared_ptr<const impls::Plan> plan = store.plan(signature, call);
-    if (store.target() == impls::LaunchTarget::kNull)
-        return;
-    if (buffer.on_cpu())
+    switch (store.route()) {
+    case impls::Route::kNone:
+        break;
+    case impls::Route::kOracle:
         impls::launch_on_cpu(handle, buffer, *plan, call);
-    else
-        impls::launch_on_device(buffer, *plan, call);
+        break;
+    default:
+        impls::launch_kernel(buffer, *plan, call);
+    }
 }
 
 void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_sf, StableTensor l2_weights,
@@ -188,12 +191,13 @@ void warm_up(int64_t handle, std::string options) {
     make_ready(handle, impls::store_of(buffer), impls::signature_of(call), call);
 }
 
-// "null" stops before the launch, so that what the host costs can be measured.
-void set_launch_target(int64_t handle, std::string target) {
-    if (target != "auto" && target != "null")
-        throw std::runtime_error("set_launch_target: wanted 'auto' or 'null', given '" + target + "'");
-    impls::store_of(runtime::find_buffer(handle))
-        .set_target(target == "null" ? impls::LaunchTarget::kNull : impls::LaunchTarget::kAuto);
+// For tests and measurements: where this buffer's calls end. "none" shows what the host alone costs.
+void set_route(int64_t handle, std::string route) {
+    impls::store_of(runtime::find_buffer(handle)).set_route(impls::route_named(route));
+}
+
+void set_cpu_route(std::string route) {
+    impls::set_cpu_route(impls::route_named(route));
 }
 
 void set_debug(int64_t handle, int64_t delay_ns, int64_t timeline) {
@@ -220,7 +224,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("params_bytes() -> int");
     m.def("list_checks() -> str");
     m.def("set_debug(int handle, int delay_ns, int timeline) -> ()");
-    m.def("set_launch_target(int handle, str target) -> ()");
+    m.def("set_route(int handle, str route) -> ()");
+    m.def("set_cpu_route(str route) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CPU, m) {
@@ -236,5 +241,6 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("params_bytes", TORCH_BOX(&deep_gemm_k3::params_bytes));
     m.impl("list_checks", TORCH_BOX(&deep_gemm_k3::checks::list_checks));
     m.impl("set_debug", TORCH_BOX(&deep_gemm_k3::set_debug));
-    m.impl("set_launch_target", TORCH_BOX(&deep_gemm_k3::set_launch_target));
+    m.impl("set_route", TORCH_BOX(&deep_gemm_k3::set_route));
+    m.impl("set_cpu_route", TORCH_BOX(&deep_gemm_k3::set_cpu_route));
 }

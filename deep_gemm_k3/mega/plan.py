@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._extension import ops
 
 if TYPE_CHECKING:
+    from ..jit.source import KernelSource
     from ..jit.warmup import WarmupReport
     from .buffer import SymmBuffer
 
@@ -163,19 +164,31 @@ def all_configs(problem: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def load_kernels(problem: Mapping[str, Any], device_index: int) -> WarmupReport:
-    """Compile and load into one CUDA device everything that ``problem`` can choose."""
+def load_kernels(problem: Mapping[str, Any], place: str) -> WarmupReport:
+    """Compile and load into one place (``cuda:N``) everything that ``problem`` can choose."""
     from ..jit.kernel import default_store
-    from ..jit.source import KernelSource
     from ..jit.warmup import warm_up
 
     target = str(problem.get("target", "sm_90a"))
-    sources = [KernelSource(KERNELS[target], target, entry["literal"]) for entry in all_configs(problem)]
+    sources = [_source(target, entry["literal"]) for entry in all_configs(problem)]
     store = default_store()
     report = warm_up(sources, store)
     for source in sources:
-        store.load(source, f"cuda:{device_index}", ops().params_bytes())
+        store.load(source, place, ops().params_bytes())
     return report
+
+
+def load_kernel(place: str, target: str, literal: str) -> None:
+    """Compile and load one config into one place (``emulator`` or ``null``)."""
+    from ..jit.kernel import default_store
+
+    default_store().load(_source(target, literal), place, ops().params_bytes())
+
+
+def _source(target: str, literal: str) -> KernelSource:
+    from ..jit.source import KernelSource
+
+    return KernelSource(KERNELS[target], target, literal)
 
 
 def warmup(

@@ -90,11 +90,11 @@ def test_calls_from_several_threads_on_buffers_of_their_own() -> None:
 
 def test_a_null_launch_stops_before_anything_is_written() -> None:
     rank = alone()
-    torch.ops.deep_gemm_k3.set_launch_target(rank.buffer.handle, "null")
+    torch.ops.deep_gemm_k3.set_route(rank.buffer.handle, "none")
     rank.routed()
     rank.dense()
     assert rank.y.isnan().all() and rank.shared_y.isnan().all()
-    torch.ops.deep_gemm_k3.set_launch_target(rank.buffer.handle, "auto")
+    torch.ops.deep_gemm_k3.set_route(rank.buffer.handle, "oracle")
     rank.routed()
     assert not rank.y.isnan().any()
 

@@ -1,4 +1,5 @@
 // Params and tensor maps of one call, and its launch through the launch layer.
+#include "apis/callbacks.hpp"
 #include "deep_gemm_k3/params.cuh"
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
@@ -97,7 +98,7 @@ Scalars scalars_for(const runtime::Buffer& buffer, const PlanStore& store, const
         .debug_delay_ns = store.debug_delay_ns};
 }
 
-Params params_for(runtime::Buffer& buffer, const PlanStore& store, const Plan& plan, const Call& call) {
+Params params_for(runtime::Buffer& buffer, PlanStore& store, const Plan& plan, const Call& call) {
     Params params{};
     std::copy(buffer.bases.begin(), buffer.bases.end(), params.buffers);
     params.rank = buffer.spec.rank;
@@ -122,7 +123,7 @@ Params params_for(runtime::Buffer& buffer, const PlanStore& store, const Plan& p
             .generation_stride = static_cast<uint64_t>(call.generation_stride()),
             .num_generations = static_cast<int>(call.tensor(Tensor::kWorkspace).sizes[0])};
     params.scalars = scalars_for(buffer, store, call);
-    params.error_record = jit::error_record(buffer);
+    params.error_record = buffer.on_cpu() ? &store.error_record : jit::error_record(buffer);
     params.timeline = store.timeline;
     return params;
 }
@@ -143,15 +144,22 @@ TensorMap MapCache::get(const jit::TensorMapSpec& spec, jit::Target target, cons
     return map;
 }
 
-void prepare(Plan& plan, const runtime::Buffer& buffer) {
-    if (buffer.on_cpu())
-        return;
-    const std::string key =
-        jit::kernel_key(kernel_name(plan.config.arch), heuristics::target_name(plan.config.arch), plan.literal);
-    plan.kernel = jit::find_kernel(key, buffer.spec.device_index);
+void prepare(Plan& plan, const runtime::Buffer& buffer, Route route) {
+    const char* arch = heuristics::target_name(plan.config.arch);
+    const std::string key = jit::kernel_key(kernel_name(plan.config.arch), arch, plan.literal);
+    const int device = route == Route::kCuda ? buffer.spec.device_index : jit::kNoDevice;
+    const std::string place = place_name(route, buffer);
+    plan.kernel = jit::find_kernel(key, device);
+    if (plan.kernel == 0 && route != Route::kCuda) {
+        const json::Object wanted = {{"place", place}, {"target", arch}, {"literal", plan.literal}};
+        const std::string error = callbacks::load_kernel(json::Value(wanted).dump());
+        if (!error.empty())
+            throw std::runtime_error(error);
+        plan.kernel = jit::find_kernel(key, device);
+    }
     if (plan.kernel == 0)
-        throw std::runtime_error("kernel: wanted one loaded into cuda:" + std::to_string(buffer.spec.device_index) +
-                                 " for " + plan.literal + ", given none; deep_gemm_k3.warmup() loads it");
+        throw std::runtime_error("kernel: wanted one loaded into " + place + " for " + plan.literal +
+                                 ", given none; deep_gemm_k3.warmup() loads it");
     jit::check_co_resident(request_for(plan), buffer.spec.num_sms);
 }
 
@@ -163,7 +171,7 @@ void refuse_first_call_in_capture(const Call& call) {
         "deep_gemm_k3.warmup(sym_buffer, ...) with the same options, on every rank");
 }
 
-void launch_on_device(runtime::Buffer& buffer, const Plan& plan, const Call& call) {
+void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) {
     PlanStore& store = store_of(buffer);
     Params params = params_for(buffer, store, plan, call);
     if (call.has_shared())
@@ -171,8 +179,16 @@ void launch_on_device(runtime::Buffer& buffer, const Plan& plan, const Call& cal
     jit::LaunchRequest request = request_for(plan);
     request.params = &params;
     request.params_bytes = sizeof params;
-    request.stream = jit::current_stream(buffer.spec.device_index);
+    if (!buffer.on_cpu())
+        request.stream = jit::current_stream(buffer.spec.device_index);
     jit::launch(request);
+    if (!buffer.on_cpu())
+        return;
+    const std::string report = runtime::abort_report(buffer);
+    if (report.empty())
+        return;
+    buffer.poison(report);
+    throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + report);
 }
 
 } // namespace deep_gemm_k3::impls

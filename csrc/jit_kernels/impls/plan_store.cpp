@@ -4,6 +4,9 @@
 #include "jit_kernels/heuristics/describe.hpp"
 #include "launch.hpp"
 
+#include <atomic>
+#include <stdexcept>
+
 namespace deep_gemm_k3::impls {
 
 namespace {
@@ -11,12 +14,31 @@ namespace {
 constexpr size_t kMaxPlans = 4096; // a serving process sees a few hundred pairs of counts
 
 std::mutex store_mutex;
+std::atomic<Route> cpu_route{Route::kOracle};
+
+constexpr const char* kRouteNames[] = {"oracle", "cuda", "emulator", "null", "none"};
 
 SharedOutput output_of(checks::Entry entry) {
     return static_cast<SharedOutput>(static_cast<int>(entry));
 }
 
 } // namespace
+
+std::string place_name(Route route, const runtime::Buffer& buffer) {
+    const std::string name = kRouteNames[static_cast<int>(route)];
+    return route == Route::kCuda ? name + ":" + std::to_string(buffer.spec.device_index) : name;
+}
+
+Route route_named(std::string_view name) {
+    for (size_t i = 0; i < std::size(kRouteNames); ++i)
+        if (name == kRouteNames[i])
+            return static_cast<Route>(i);
+    throw std::runtime_error("route: wanted oracle, cuda, emulator, null or none, given " + std::string(name));
+}
+
+void set_cpu_route(Route route) {
+    cpu_route.store(route);
+}
 
 SignatureBits signature_of(const checks::Call& call) {
     SignatureBits bits = static_cast<SignatureBits>(call.shared_hidden());
@@ -51,7 +73,7 @@ heuristics::DeviceFacts device_of(const runtime::Buffer& buffer) {
     return device;
 }
 
-json::Value describe_signature(const checks::Call& call) {
+json::Value describe_signature(const checks::Call& call, Route route) {
     const heuristics::Problem problem = problem_of(call);
     const BufferShape& s = problem.shape;
     const json::Object common = {{"activation", heuristics::activation_name(problem.activation)},
@@ -63,10 +85,11 @@ json::Value describe_signature(const checks::Call& call) {
         {"num_max_tokens_per_rank", s.num_max_tokens}, {"num_max_shared_tokens", s.num_max_shared_tokens}};
     json::Object signature = common, description = common;
     signature["entry"] = checks::entry_name(call.entry);
+    signature["executor"] = route == Route::kCuda ? "cuda" : place_name(route, *call.buffer);
     description["shared_output"] = heuristics::shared_output_name(problem.shared_output);
     description["num_sms"] = device_of(*call.buffer).num_sms;
     return json::Object{{"signature", std::move(signature)}, {"problem", std::move(description)},
-        {"device", call.buffer->spec.device}, {"device_index", call.buffer->spec.device_index}};
+        {"place", place_name(route, *call.buffer)}};
 }
 
 bool PlanStore::is_ready(SignatureBits signature) {
@@ -92,24 +115,25 @@ std::shared_ptr<const Plan> PlanStore::plan(SignatureBits signature, const check
     plan->literal = heuristics::config_literal(plan->config);
     plan->json = heuristics::config_json(plan->config).dump();
     plan->num_ctas = device.num_sms * plan->config.num_ctas_per_sm;
-    if (target_ == LaunchTarget::kAuto)
-        prepare(*plan, *call.buffer);
+    if (route_ == Route::kCuda || route_ == Route::kEmulator || route_ == Route::kNullKernel)
+        prepare(*plan, *call.buffer, route_);
     if (plans_.size() >= kMaxPlans)
         plans_.clear();
     plans_.emplace(key, plan);
     return plan;
 }
 
-void PlanStore::set_target(LaunchTarget target) {
+void PlanStore::set_route(Route route) {
     const std::lock_guard lock(mutex_);
-    target_ = target;
-    plans_.clear(); // made for another target
+    route_ = route;
+    plans_.clear(); // made, and made ready, for another one
+    ready_.clear();
 }
 
 PlanStore& store_of(runtime::Buffer& buffer) {
     const std::lock_guard lock(store_mutex);
     if (!buffer.launch_state) {
-        buffer.launch_state = new PlanStore;
+        buffer.launch_state = new PlanStore(buffer.on_cpu() ? cpu_route.load() : Route::kCuda);
         buffer.free_launch_state = [](void* state) { delete static_cast<PlanStore*>(state); };
     }
     return *static_cast<PlanStore*>(buffer.launch_state);

@@ -7,9 +7,12 @@
 #include "runtime/registry.hpp"
 #include "utils/json.hpp"
 
+#include "deep_gemm_k3/plan/workspace.cuh"
+
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -24,7 +27,14 @@ struct Plan {
     int64_t kernel = 0; // of the launch layer; 0 on targets without one
 };
 
-enum class LaunchTarget : int { kAuto = 0, kNull = 1 };
+// Where calls of a buffer end. Kernels go to the launch layer: on a device, in the emulator, or nowhere with everything
+// prepared (kNullKernel); kNone stops before that.
+enum class Route : int { kOracle = 0, kCuda, kEmulator, kNullKernel, kNone };
+// "oracle", "cuda:N", "emulator", "null" and "none".
+std::string place_name(Route route, const runtime::Buffer& buffer);
+Route route_named(std::string_view name);
+// What CPU buffers use unless told otherwise.
+void set_cpu_route(Route route);
 
 // Everything that ranks compare and kernels are compiled from, in one word. Token counts are no part of it.
 using SignatureBits = uint64_t;
@@ -32,7 +42,7 @@ SignatureBits signature_of(const checks::Call& call);
 heuristics::Problem problem_of(const checks::Call& call);
 heuristics::DeviceFacts device_of(const runtime::Buffer& buffer);
 // {"signature": what ranks compare, "problem": what all_configs takes}
-json::Value describe_signature(const checks::Call& call);
+json::Value describe_signature(const checks::Call& call, Route route);
 
 // Encoded tensor maps by what they describe: a serving process meets each layer's weights in every step.
 class MapCache {
@@ -62,13 +72,16 @@ class PlanStore {
     // Made on first use; lives as long as someone holds it.
     std::shared_ptr<const Plan> plan(SignatureBits signature, const checks::Call& call);
 
-    void set_target(LaunchTarget target);
-    LaunchTarget target() const { return target_; }
+    explicit PlanStore(Route route) : route_(route) {}
+    void set_route(Route route);
+    Route route() const { return route_; }
 
     MapCache maps;
     // For tests and traces: how late this rank takes part, and device memory for the in-kernel timeline.
     uint32_t debug_delay_ns = 0;
     void* timeline = nullptr;
+    // Where kernels that run on the CPU report.
+    plan::AbortCell error_record{};
 
   private:
     struct Key {
@@ -81,7 +94,7 @@ class PlanStore {
     };
 
     std::mutex mutex_;
-    LaunchTarget target_ = LaunchTarget::kAuto;
+    Route route_;
     std::unordered_set<SignatureBits> ready_;
     std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans_;
 };
