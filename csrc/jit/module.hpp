@@ -16,6 +16,8 @@ enum class Target : int { kCuda = 0, kEmulator = 1, kNull = 2 };
 
 // Device index of kernels that run on no GPU.
 constexpr int kNoDevice = -1;
+// Index that stands for the emulator: one key may be registered there, on devices and nowhere.
+constexpr int kEmulatorDevice = -2;
 
 struct KernelSpec {
     Target target = Target::kCuda;

@@ -26,7 +26,7 @@ struct Place {
 // "cuda:0", "emulator" or "null".
 Place place_of(const std::string& where) {
     if (where == "emulator")
-        return {Target::kEmulator, kNoDevice};
+        return {Target::kEmulator, kEmulatorDevice};
     if (where == "null")
         return {Target::kNull, kNoDevice};
     if (where.starts_with("cuda:") && where.size() > 5 &&

@@ -147,7 +147,9 @@ TensorMap MapCache::get(const jit::TensorMapSpec& spec, jit::Target target, cons
 void prepare(Plan& plan, const runtime::Buffer& buffer, Route route) {
     const char* arch = heuristics::target_name(plan.config.arch);
     const std::string key = jit::kernel_key(kernel_name(plan.config.arch), arch, plan.literal);
-    const int device = route == Route::kCuda ? buffer.spec.device_index : jit::kNoDevice;
+    const int device = route == Route::kCuda       ? buffer.spec.device_index
+                       : route == Route::kEmulator ? jit::kEmulatorDevice
+                                                   : jit::kNoDevice;
     const std::string place = place_name(route, buffer);
     plan.kernel = jit::find_kernel(key, device);
     if (plan.kernel == 0 && route != Route::kCuda) {
