@@ -183,13 +183,18 @@ class Cache:
                 return self._compile(key, source, compiler)
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, _LONGEST_POLL)
-            found = self._read(key) if self.path(key).exists() else None
+            found = self._read(key) if self._published(key) else None
             if found is not None:
                 return found
         try:
-            return self._read(key) or self._compile(key, source, compiler)
+            found = self._read(key) if self._published(key) else None
+            return found or self._compile(key, source, compiler)
         finally:
             lock.release()
+
+    def _published(self, key: str) -> bool:
+        """Asks the directory, not the name: a network file system may remember for a while that a name was absent."""
+        return self.path(key).name in os.listdir(self.root)
 
     def _compile(self, key: str, source: KernelSource, compiler: Compiler) -> Artefact:
         log.info("compiling %s", source.log_line)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -89,6 +92,16 @@ class Architecture(StrEnum):
 warmup_app = typer.Typer(help="Compile everything a call can choose, ahead of time.", add_completion=False)
 
 
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """What the package refuses is a message and exit code 1, not a traceback."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(1) from error
+
+
 # The modes as the plan calls them.
 OUTPUTS = {"none": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 
@@ -147,9 +160,12 @@ def warmup(
                     "shared_intermediate_hidden": shared_intermediate,
                     "num_max_shared_tokens": num_max_shared_tokens or num_max_tokens,
                 }
-            sources += sources_of(problem, target.value)
+            with plain_errors():
+                sources += sources_of(problem, target.value)
     if dry_run:
         print(f"{len({source.key for source in sources})} kernels")
         return
     store = KernelStore()
-    print(f"{warm_up(sources, store, workers=workers or None)}, in {store.disk.root}")
+    with plain_errors():
+        report = warm_up(sources, store, workers=workers or None)
+    print(f"{report}, in {store.disk.root}")

@@ -104,3 +104,9 @@ def test_warmup_command_counts_what_a_call_can_choose(tmp_path: Path) -> None:
     count = int(result.stdout.split()[0])
     assert count >= 2 and count % 2 == 0  # both modes have as many
     assert not (tmp_path / "v1").exists()
+
+
+def test_warmup_command_refuses_in_one_message(tmp_path: Path) -> None:
+    result = run_cli(tmp_path, "--ranks", "5", "--max-tokens", "384", command="warmup")
+    assert result.returncode == 1
+    assert "num_experts" in result.stderr and "Traceback" not in result.stderr
