@@ -25,18 +25,20 @@ BF16 = torch.bfloat16
 class Rank:
     """One rank's buffer, inputs and outputs at small widths."""
 
-    def __init__(self, group: Any, given: RankInput, shape: WorldShape, **options: Any) -> None:
-        self.given, self.shape = given, shape
+    def __init__(
+        self, group: Any, given: RankInput, shape: WorldShape, device: str | torch.device = "cpu", **options: Any
+    ) -> None:
+        self.given, self.shape = given.to(device), shape
         self.buffer = dg.get_symm_buffer_for_mega_moe(
             group, shape.experts, 384, shape.topk, shape.hidden, shape.intermediate,
-            bf16_shared_intermediate_hidden=shape.shared_intermediate, device="cpu", **options,
+            bf16_shared_intermediate_hidden=shape.shared_intermediate, device=device, **options,
         )  # fmt: skip
         routed = given.routed
         for name in ("x", "x_sf", "topk_idx", "topk_weights"):
             getattr(self.buffer, name)[: routed.x.size(0)].copy_(getattr(routed, name))
-        self.y = torch.full((routed.x.size(0), shape.hidden), float("nan"), dtype=BF16)
+        self.y = torch.full((routed.x.size(0), shape.hidden), float("nan"), dtype=BF16, device=device)
         rows = shape.shared_tokens or 0
-        self.shared_y = torch.full((rows, shape.shared_hidden), float("nan"), dtype=BF16)
+        self.shared_y = torch.full((rows, shape.shared_hidden), float("nan"), dtype=BF16, device=device)
 
     def routed(self, **changes: Any) -> None:
         arguments = {"y": self.y, "l1_weights": self.given.l1, "l2_weights": self.given.l2, "sym_buffer": self.buffer}
