@@ -130,8 +130,20 @@ struct SiTU {
 
 template <bool kFastMath>
 struct SwiGLU {
+    DG_HOST_DEVICE SwiGLU(float, float) {} // takes SiTU's constants and needs none
     DG_HOST_DEVICE float operator()(float gate, float up) const { return gate * sigmoid<kFastMath>(gate) * up; }
 };
+
+template <Activation kActivation, bool kFastMath>
+struct SelectActivation {
+    using Type = SiTU<kFastMath>;
+};
+template <bool kFastMath>
+struct SelectActivation<Activation::kSwiGLU, kFastMath> {
+    using Type = SwiGLU<kFastMath>;
+};
+template <Activation kActivation, bool kFastMath>
+using ActivationFunction = typename SelectActivation<kActivation, kFastMath>::Type;
 
 // Nearest BF16 value of a finite number.
 DG_HOST_DEVICE inline float nearest_bf16(float x) {

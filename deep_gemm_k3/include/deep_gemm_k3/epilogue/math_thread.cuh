@@ -49,17 +49,30 @@ __device__ __forceinline__ void round_to_bf16(float& first, float& second) {
     second = __uint_as_float(packed & 0xFFFF0000u);
 }
 
-// Row information of the tokens of one pool block: each lane keeps that of tokens lane, lane + 32, ...; shuffles hand
-// it to the lane that needs it. Loaded at the start of a tile, after its first stage has arrived, and used at its end.
+// Row information of the tokens of one pool block: lane i keeps that of tokens i, i + 32, ... (their weights for L1,
+// their places for L2); shuffles hand it to the lane that needs it. Loaded at the start of a tile, after its first
+// stage has arrived, and not touched before its end, so that the loads hide behind the mainloop.
 template <int kTokens>
 struct TokenRows {
     static constexpr int kPerLane = ceil_div(kTokens, 32);
-    uint32_t low[kPerLane], high[kPerLane];
+    uint32_t first[kPerLane], second[kPerLane];
 
-    template <int kIndex>
-    static __device__ __forceinline__ uint32_t token(uint32_t lane) {
-        return (lane + 32 * kIndex) % kTokens;
+    // Moves on to the next 32 tokens.
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int i = 1; i < kPerLane; ++i) {
+            first[i - 1] = first[i];
+            second[i - 1] = second[i];
+        }
     }
 };
+
+// Moves accumulators down by kCount, so that a rolled loop finds the next ones at the same place.
+template <int kCount, int kNumAccumulators>
+__device__ __forceinline__ void shift_accumulators(float (&d)[kNumAccumulators]) {
+#pragma unroll
+    for (int i = kCount; i < kNumAccumulators; ++i)
+        d[i - kCount] = d[i];
+}
 
 } // namespace deep_gemm_k3::epilogue

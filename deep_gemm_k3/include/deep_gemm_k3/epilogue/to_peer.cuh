@@ -19,25 +19,34 @@ struct ToPeer {
 
     __device__ __forceinline__ explicit ToPeer(const sched::Context& context) : ctx(context) {}
 
-    // Addresses of the tokens' partials on their source ranks.
+    // Places of the tokens' partials: token slot and source rank.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info = sched::component<C>(ctx, plan::Component::kPoolRowInfo) +
-                           uint64_t(task.block) * kTokens * sizeof(plan::RowInfo);
+        const auto* info =
+            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
+            uint64_t(task.block) * kTokens;
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i) {
-            const uint32_t token = (me.lane + 32 * i) % kTokens;
-            uint64_t address = 0;
-            if (token < static_cast<uint32_t>(task.num_valid_tokens)) {
-                const ptx::Word16 row = ptx::load_relaxed_sys_v4(info + token * sizeof(plan::RowInfo));
-                address = reinterpret_cast<uint64_t>(sched::peer_component<C>(ctx, row.y, plan::Component::kPartials) +
-                                                     plan::partial_offset(C.shape, row.x));
-            }
-            rows.low[i] = static_cast<uint32_t>(address);
-            rows.high[i] = static_cast<uint32_t>(address >> 32);
+            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].token_slot);
+            rows.second[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].source_rank);
         }
     }
 
-    __device__ __forceinline__ void finish(const sched::Task& task, const Rows& rows, const Accumulators& acc) const {
+    // Turns places into addresses.
+    __device__ __forceinline__ void locate(const sched::Task& task, Rows& rows) const {
+#pragma unroll
+        for (int i = 0; i < Rows::kPerLane; ++i) {
+            uint64_t address = 0;
+            if (static_cast<int>((me.lane + 32 * i) % kTokens) < task.num_valid_tokens)
+                address = reinterpret_cast<uint64_t>(
+                    sched::peer_component<C>(ctx, rows.second[i], plan::Component::kPartials) +
+                    plan::partial_offset(C.shape, rows.first[i]));
+            rows.first[i] = static_cast<uint32_t>(address);
+            rows.second[i] = static_cast<uint32_t>(address >> 32);
+        }
+    }
+
+    __device__ __forceinline__ void finish(const sched::Task& task, Rows& rows, const Accumulators& acc) const {
+        locate(task, rows);
         const uint32_t staging = staging_address<C>(ctx, me);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -45,14 +54,16 @@ struct ToPeer {
                 task.row_tile * C.routed_tile.num_rows + (me.warpgroup * 2 + m) * plan::kUnitRows;
 #pragma unroll
             for (int pass = 0; pass < kTokens; pass += kPass) {
+                if (pass >= task.num_valid_tokens)
+                    break;
                 stage_transposed<kPass>(me, staging, acc[m], pass / 8, 0xFFFFFFFFu);
                 me.sync();
                 for_each_staged<kPass>(
                     me, staging, [&](int first, uint32_t token, uint32_t chunk, const ptx::Vector4& v) {
                         const int index = (pass + first) / 32; // the same for all 16 tokens of a visit
                         const uint32_t from = (pass + token) & 31;
-                        const uint64_t low = __shfl_sync(0xFFFFFFFFu, rows.low[index], from);
-                        const uint64_t high = __shfl_sync(0xFFFFFFFFu, rows.high[index], from);
+                        const uint64_t low = __shfl_sync(0xFFFFFFFFu, rows.first[index], from);
+                        const uint64_t high = __shfl_sync(0xFFFFFFFFu, rows.second[index], from);
                         if (pass + static_cast<int>(token) < task.num_valid_tokens)
                             ptx::store_relaxed_sys_v4(
                                 reinterpret_cast<void*>((low | high << 32) + (first_row + chunk * 8) * 2),

@@ -5,8 +5,8 @@
 // exchange its scale codes through shared memory. The values are rounded to E4M3 and expanded again to the BF16 operand
 // value * 2^(s + 8), which is exact.
 //
-//   all warps: activate -> codes to shared memory -> barrier -> quantise, transpose (stmatrix), 16-byte stores
-//              -> proxy fence -> barrier -> one arrival on the block's L1 counter
+//   per 32 tokens: activate -> codes to shared memory -> barrier -> quantise, transpose (stmatrix), 16-byte stores
+//   at the end: proxy fence -> barrier -> one arrival on the block's L1 counter
 #pragma once
 #include "../plan/operand_tile.cuh"
 #include "../plan/workspace.cuh"
@@ -17,12 +17,31 @@
 
 namespace deep_gemm_k3::epilogue {
 
+// The activation that a Config names, with its constants at hand.
+template <Config C>
+struct RoutedActivation {
+    ActivationFunction<C.activation, C.fast_math> function;
+    float limit;
+
+    __device__ __forceinline__ explicit RoutedActivation(const Scalars& s)
+        : function(s.situ_beta, s.situ_linear_beta), limit(C.has_clamp ? nearest_bf16(s.activation_clamp) : 0.f) {}
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        if constexpr (C.has_clamp)
+            return function(clamp_gate(gate, limit), clamp_up(up, limit));
+        else
+            return function(gate, up);
+    }
+};
+
 template <Config C>
 struct ToPool {
     static constexpr int kTokens = C.routed_tile.num_tokens;
-    static constexpr int kNumGroups = kTokens / 8; // of 8 tokens
+    static constexpr int kPass =
+        min_of(kTokens, 32); // tokens per turn of the loop: one copy of its code serves them all
+    static constexpr int kNumGroups = kPass / 8;
     using Rows = TokenRows<kTokens>;
     using Accumulators = float[2][kTokens / 2];
+    using Activate = RoutedActivation<C>;
 
     const sched::Context& ctx;
     MathThread me;
@@ -36,22 +55,10 @@ struct ToPool {
             uint64_t(task.block) * kTokens;
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
-            rows.low[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
+            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
     }
 
-    __device__ __forceinline__ float activate(float gate, float up) const {
-        const Scalars& s = ctx.params.scalars;
-        if constexpr (C.has_clamp) {
-            const float limit = nearest_bf16(s.activation_clamp);
-            gate = clamp_gate(gate, limit);
-            up = clamp_up(up, limit);
-        }
-        if constexpr (C.activation == Activation::kSiTU)
-            return SiTU<C.fast_math>(s.situ_beta, s.situ_linear_beta)(gate, up);
-        else
-            return SwiGLU<C.fast_math>()(gate, up);
-    }
-
+    // Where the codes of a warp's tokens lie; this lane's pair of tokens of a group.
     __device__ __forceinline__ uint32_t codes_address(uint32_t warp) const {
         constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
         return ptx::shared_address(ctx.shared) + kLayout.scale_codes + (me.warpgroup * 4 + warp) * kTokens * 2 +
@@ -60,12 +67,13 @@ struct ToPool {
 
     // Replaces acc[b][4j], acc[b][4j + 1] by the weighted activations of two tokens; returns the scale codes of the
     // warp's 16 columns for both.
-    __device__ __forceinline__ uint32_t activate_group(int j, const Rows& rows, Accumulators& acc) const {
+    __device__ __forceinline__ uint32_t activate_group(
+        int j, const Activate& activate, const Rows& rows, Accumulators& acc) const {
         float amax[2] = {0.f, 0.f};
         float weight[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            weight[i] = __uint_as_float(__shfl_sync(0xFFFFFFFFu, rows.low[j / 4], (8 * j + 2 * me.pair + i) & 31));
+            weight[i] = __uint_as_float(__shfl_sync(0xFFFFFFFFu, rows.first[0], (8 * j + 2 * me.pair + i) & 31));
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
             float* a = &acc[b][4 * j];
@@ -93,10 +101,12 @@ struct ToPool {
             ptx::half_to_float(static_cast<uint16_t>(halves)) * operand_scale(code[0]));
     }
 
-    // Groups j and j + 1 (or the only one): 16 columns of up to 16 tokens through the warp's own 512 bytes of scratch.
+    // Groups j and j + 1 (or the only one): 16 columns of up to 16 tokens, the first of them `token`, through the
+    // warp's own 512 bytes of scratch.
     __device__ __forceinline__ void store_groups(
-        int j, const uint32_t* codes, const Accumulators& acc, uint8_t* tile, uint32_t scratch) const {
+        int j, int first_token, const uint32_t* codes, const Accumulators& acc, uint8_t* tile) const {
         constexpr int kPaired = kNumGroups > 1 ? 2 : 1;
+        const uint32_t scratch = staging_address<C>(ctx, me) + me.warp * 512;
         uint32_t matrix[4];
 #pragma unroll
         for (int i = 0; i < kPaired; ++i)
@@ -114,30 +124,38 @@ struct ToPool {
         const uint32_t token = me.lane >> 1, block = (me.lane & 1) ^ ((token >> 2) & 1);
         if (kPaired == 2 || me.lane < 16) {
             const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
-            *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, 8 * j + token,
+            *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, first_token + 8 * j + token,
                                                         8 * me.warpgroup + 2 * me.warp + block)) = chunk;
         }
         __syncwarp();
     }
 
-    __device__ __forceinline__ void finish(const sched::Task& task, const Rows& rows, Accumulators& acc) const {
-        uint32_t codes[kNumGroups];
-#pragma unroll
-        for (int j = 0; j < kNumGroups; ++j) {
-            codes[j] = activate_group(j, rows, acc);
-            if (me.row == 0)
-                ptx::store_shared_4(codes_address(me.warp) + j * 16, codes[j]);
-        }
-        me.sync();
+    __device__ __forceinline__ void finish(const sched::Task& task, Rows& rows, Accumulators& acc) const {
+        const Activate activate(ctx.params.scalars);
         uint8_t* tile = sched::component<C>(ctx, plan::Component::kPoolIntermediate) +
                         plan::operand_tile_offset(kTokens, C.shape.intermediate, task.block, task.row_tile);
-        const uint32_t scratch = staging_address<C>(ctx, me) + me.warp * 512;
+        const int num_tokens = task.num_valid_tokens;
+#pragma unroll 1
+        for (int first = 0; first < num_tokens; first += kPass) {
+            uint32_t codes[kNumGroups];
 #pragma unroll
-        for (int j = 0; j < kNumGroups; ++j)
-            codes[j] = ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + j * 16));
+            for (int j = 0; j < kNumGroups; ++j) {
+                codes[j] = activate_group(j, activate, rows, acc);
+                if (me.row == 0)
+                    ptx::store_shared_4(codes_address(me.warp) + first * 2 + j * 16, codes[j]);
+            }
+            me.sync();
 #pragma unroll
-        for (int j = 0; j < kNumGroups; j += 2)
-            store_groups(j, &codes[j], acc, tile, scratch);
+            for (int j = 0; j < kNumGroups; ++j)
+                codes[j] =
+                    ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + first * 2 + j * 16));
+#pragma unroll
+            for (int j = 0; j < kNumGroups; j += 2)
+                store_groups(j, first, &codes[j], acc, tile);
+            rows.advance();
+            shift_accumulators<kPass / 2>(acc[0]);
+            shift_accumulators<kPass / 2>(acc[1]);
+        }
         ptx::fence_proxy_async_global();
         me.sync();
         if (me.thread == 0)

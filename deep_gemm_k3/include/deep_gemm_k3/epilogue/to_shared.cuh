@@ -17,6 +17,7 @@ struct SharedToIntermediate {
     static constexpr int kTokens = C.shared_tile.num_tokens;
     static constexpr int kPass = tokens_per_pass(C, kTokens);
     using Accumulators = float[1][kTokens / 2];
+    using Activate = SiTU<C.fast_math>;
 
     const sched::Context& ctx;
     MathThread me;
@@ -28,9 +29,8 @@ struct SharedToIntermediate {
         return staging + token * 64 + ((chunk ^ ((token >> 1) & 3)) << 4);
     }
 
-    __device__ __forceinline__ void stage(uint32_t staging, int first_group, const float (&d)[kTokens / 2]) const {
-        const Scalars& s = ctx.params.scalars;
-        const SiTU<C.fast_math> activation(s.situ_beta, s.situ_linear_beta);
+    __device__ __forceinline__ void stage(
+        uint32_t staging, const Activate& activation, const float (&d)[kTokens / 2]) const {
 #pragma unroll
         for (int j = 0; j < kPass / 8; j += 2) {
             uint32_t matrix[2];
@@ -39,7 +39,7 @@ struct SharedToIntermediate {
                 float value[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    value[e] = d[4 * (first_group + j + i) + e];
+                    value[e] = d[4 * (j + i) + e];
                 round_to_bf16(value[0], value[1]);
                 round_to_bf16(value[2], value[3]);
                 matrix[i] = ptx::float_to_bf16x2(activation(value[1], value[3]), activation(value[0], value[2]));
@@ -49,21 +49,24 @@ struct SharedToIntermediate {
         }
     }
 
-    __device__ __forceinline__ void finish(const sched::Task& task, const Accumulators& acc) const {
+    __device__ __forceinline__ void finish(const sched::Task& task, Accumulators& acc) const {
+        const Activate activation(ctx.params.scalars.situ_beta, ctx.params.scalars.situ_linear_beta);
+        const int num_tokens = task.num_valid_tokens;
         const uint32_t staging = staging_address<C>(ctx, me);
         const uint32_t column = task.row_tile * (C.shared_tile.num_rows / 2) + me.warpgroup * 32;
         uint8_t* block = sched::component<C>(ctx, plan::Component::kSharedIntermediate) +
                          (uint64_t(task.block) * kTokens * C.shape.shared_intermediate + column) * 2;
-#pragma unroll
-        for (int pass = 0; pass < kTokens; pass += kPass) {
-            stage(staging, pass / 8, acc[0]);
+#pragma unroll 1
+        for (int pass = 0; pass < num_tokens; pass += kPass) {
+            stage(staging, activation, acc[0]);
             me.sync();
             const uint32_t token = me.thread / 4, chunk = me.thread % 4;
-            if (token < kPass && pass + static_cast<int>(token) < task.num_valid_tokens)
+            if (token < kPass && pass + static_cast<int>(token) < num_tokens)
                 *reinterpret_cast<ptx::Vector4*>(
                     block + (pass + token) * uint64_t(C.shape.shared_intermediate) * 2 + chunk * 16) =
                     ptx::load_shared_16(chunk_address(staging, token, chunk));
             me.sync();
+            shift_accumulators<kPass / 2>(acc[0]);
         }
         ptx::fence_proxy_async_global();
         me.sync();
@@ -126,6 +129,8 @@ struct SharedToOutput {
         const uint32_t first_row = task.row_tile * C.shared_tile.num_rows + me.warpgroup * plan::kUnitRows;
 #pragma unroll
         for (int pass = 0; pass < kTokens; pass += kPass) {
+            if (pass >= task.num_valid_tokens)
+                break;
             stage_transposed<kPass>(me, staging, acc[0], pass / 8, 0);
             me.sync();
             for_each_staged<kPass>(me, staging, [&](int, uint32_t token, uint32_t chunk, const ptx::Vector4& value) {

@@ -35,15 +35,15 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
-// 2^x and 1/x within 2^-22.
+// 2^x and 1/x within 2^-22; subnormal arguments and results count as zero.
 __device__ __forceinline__ float exp2_approximate(float x) {
     float result;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 __device__ __forceinline__ float reciprocal_approximate(float x) {
     float result;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 

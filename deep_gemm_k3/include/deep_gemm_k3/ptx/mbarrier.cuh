@@ -9,6 +9,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// True in one lane of a converged warp. The compiler knows that what it guards runs in one lane only.
+__device__ __forceinline__ bool elect_one() {
+    uint32_t is_elected;
+    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xFFFFFFFF;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(is_elected));
+    return is_elected != 0;
+}
+
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t num_arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals) : "memory");
 }

@@ -59,15 +59,10 @@ __device__ __forceinline__ Dependency dependency(const sched::Context& ctx, cons
         default: return {nullptr, 0, What::kNone};
     }
 }
-// Both are called by the one thread that issues a task's copies, before the first copy of its tokens.
-__device__ __forceinline__ bool is_ready(const Dependency& on) {
-    if (on.counter == nullptr)
-        return true;
-    const bool is_met = ptx::load_acquire_gpu(on.counter) == on.wanted;
-    ptx::fence_proxy_async_global();
-    return is_met;
-}
+// Called by the one thread that issues a task's copies, before the first copy of its tokens.
 __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Dependency& on, uint32_t index) {
+    if (on.counter == nullptr)
+        return;
     wait_until(ctx, {Role::kProducer, on.what, index}, on.wanted, [&](uint32_t& seen) {
         seen = ptx::load_acquire_gpu(on.counter);
         return seen == on.wanted;

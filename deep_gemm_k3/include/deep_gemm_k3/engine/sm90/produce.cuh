@@ -1,12 +1,12 @@
 // The producer: one warp walks the CTA's tasks, its lane 0 fills the ring. A routed stage is one bulk copy of tokens
 // plus one per m64 block of weights; a shared stage is one tensor copy per 64-wide box of weights and of tokens.
 //
-// Weights need no dependency. So when a task's tokens are not ready, the weights of its first stages go out first, as
-// far as empty stages reach; the tokens follow, and with them the arrival that completes each of those stages.
+// Weights need no dependency. So the weights of a task's first stages go out before anybody asks whether its tokens are
+// ready; the tokens follow, and with them the arrival that completes each of those stages.
 //
-//   per task:  wait for its first stage to be empty, write its record, then
-//              dependency met:  per stage: wait empty, expect all bytes, copies
-//              not yet:         weights into empty stages; wait; tokens and arrival of those; then as above
+//   per task:  wait for its first stage to be empty, write its record
+//              weights into the stages that are empty now; wait for the tokens; tokens and arrival of those stages
+//              per further stage: wait empty, expect all bytes, copies
 #pragma once
 #include "../../plan/operand_tile.cuh"
 #include "../../ptx/copy.cuh"
@@ -16,8 +16,10 @@
 
 namespace deep_gemm_k3::engine {
 
-// Weights are read once, or by a few CTAs at about the same time; tokens by all CTAs of a block's row tiles.
-constexpr uint64_t kWeightPolicy = ptx::kPolicyEvictNormal;
+// Routed weights are read once, or by a few CTAs at about the same time; shared ones by every token block; tokens by
+// the CTAs of all row tiles.
+constexpr uint64_t kRoutedWeightPolicy = ptx::kPolicyEvictFirst;
+constexpr uint64_t kSharedWeightPolicy = ptx::kPolicyEvictNormal;
 constexpr uint64_t kTokenPolicy = ptx::kPolicyEvictLast;
 
 // Addresses of one task's operands, advanced stage by stage.
@@ -51,7 +53,7 @@ struct RoutedSource {
         to.shared += kTokenBytes;
 #pragma unroll 1
         for (uint32_t i = 0; i < num_blocks; ++i) {
-            ptx::bulk_load(to, from, plan::kUnitBytes, kWeightPolicy);
+            ptx::bulk_load(to, from, plan::kUnitBytes, kRoutedWeightPolicy);
             to.shared += plan::kUnitBytes;
             from += block_stride;
         }
@@ -84,9 +86,9 @@ struct SharedSource {
 #pragma unroll 1
         for (int i = 0; i < kNumBoxes; ++i) {
             if (is_l1)
-                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, kWeightPolicy);
+                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, kSharedWeightPolicy);
             else
-                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, kWeightPolicy);
+                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, kSharedWeightPolicy);
             to.shared += kWeightBytes / kNumBoxes;
             weight_k += plan::kSharedK;
         }
@@ -115,13 +117,13 @@ struct Producer {
         return {pipeline.address(), pipeline.full(pipeline.stage)};
     }
 
-    // Weights of the first stages, as far as empty stages reach; then the wait; then the tokens of those stages.
+    // Weights of the first stages, as far as empty stages reach; then the tokens of those stages, once they are ready.
     template <class Source>
-    __device__ __forceinline__ int fill_early(Source& source, const TaskRecord& record) {
+    __device__ __forceinline__ int fill_first(Source& source, const TaskRecord& record) {
         const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
-        int num_early = 0;
+        int num_stages = 0;
 #pragma unroll 1
-        for (; num_early < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_early) {
+        for (; num_stages < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_stages) {
             ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
             source.load_weights(target());
             pipeline.advance();
@@ -130,21 +132,18 @@ struct Producer {
         pipeline.parity = first_parity;
         sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
 #pragma unroll 1
-        for (int k = 0; k < num_early; ++k) {
+        for (int k = 0; k < num_stages; ++k) {
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());
             source.load_tokens(target());
             pipeline.advance();
         }
-        return num_early;
+        return num_stages;
     }
 
     template <class Source>
     __device__ __forceinline__ void fill(Source source, const TaskRecord& record) {
-        int num_left = record.num_stages;
-        if (!sync::is_ready(sync::dependency<C>(ctx, record.task)))
-            num_left -= fill_early(source, record);
 #pragma unroll 1
-        for (; num_left > 0; --num_left) {
+        for (int num_left = record.num_stages - fill_first(source, record); num_left > 0; --num_left) {
             pipeline.wait_empty(ctx);
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
             source.load_weights(target());
@@ -170,7 +169,7 @@ struct Producer {
 // Called by the producer warp. All its copies are waited for by the math warps of the CTA.
 template <Config C>
 __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIterator<C>& tasks) {
-    if (ctx.lane_idx == 0) {
+    if (ptx::elect_one()) {
         Producer<C> producer(ctx);
         sched::Task task;
 #pragma unroll 1

@@ -67,12 +67,13 @@ struct RoutedMainloop {
     }
 
     template <int kGroup>
-    __device__ __forceinline__ void multiply(uint32_t stage, Fragments& fragments, Accumulators& acc) const {
+    __device__ __forceinline__ void multiply(
+        ptx::WgmmaDescriptor stage, Fragments& fragments, Accumulators& acc) const {
         ptx::wgmma_fence();
 #pragma unroll
         for (int j = 0; j < 2 * kGroupBlocks; ++j) {
             const int step = kGroup * kGroupBlocks * 2 + j; // k16 step of the stage
-            const uint64_t tokens = ptx::wgmma_descriptor(stage + step / 4 * kTokens * 128 + step % 4 * 32);
+            const uint64_t tokens = stage.at(step / 4 * kTokens * 128 + step % 4 * 32);
 #pragma unroll
             for (int m = 0; m < kNumBlocks; ++m)
                 ptx::Wgmma<kTokens>::from_registers(acc[m], &fragments[m][4 * j], tokens);
@@ -88,19 +89,10 @@ struct RoutedMainloop {
                 ptx::keep(fragments[m][i]);
     }
 
-    // Where registers are short, the next group's fragments may not be computed before a buffer is free for them.
-    static __device__ __forceinline__ void keep(Packed& packed) {
-#pragma unroll
-        for (int m = 0; m < kNumBlocks; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                ptx::keep(packed.codes[0][m].word[i]);
-    }
-
     // One wgmma group of a stage: fragments, then the multiplications, then the previous group retires.
     template <int kGroup>
-    __device__ __forceinline__ void run_group(
-        uint32_t stage, Packed& packed, Fragments (&fragments)[2], Accumulators& acc) const {
+    __device__ __forceinline__ void run_group(uint32_t stage, ptx::WgmmaDescriptor tokens, Packed& packed,
+        Fragments (&fragments)[2], Accumulators& acc) const {
         constexpr int kFirst = kGroup * kGroupBlocks;
         if constexpr (!kPrefetch && kFirst % 2 == 0)
             load_half<kFirst / 2>(stage, packed);
@@ -109,11 +101,9 @@ struct RoutedMainloop {
             dequantise_block<kFirst + 1>(packed, fragments[kGroup & 1]);
         if constexpr (kPrefetch && kFirst + kGroupBlocks == 2)
             load_half<1>(stage, packed);
-        multiply<kGroup>(stage, fragments[kGroup & 1], acc);
+        multiply<kGroup>(tokens, fragments[kGroup & 1], acc);
         ptx::wgmma_wait<1>();
         keep(fragments[(kGroup & 1) ^ 1]);
-        if constexpr (!kPrefetch)
-            keep(packed);
     }
 
     __device__ __forceinline__ void run(
@@ -129,15 +119,16 @@ struct RoutedMainloop {
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full(ctx);
             const uint32_t stage = pipeline.address();
+            const ptx::WgmmaDescriptor tokens(stage);
             if constexpr (kPrefetch)
                 load_half<0>(stage, packed);
-            run_group<0>(stage, packed, fragments, acc);
+            run_group<0>(stage, tokens, packed, fragments, acc);
             if (k > 0)
                 pipeline.release(ctx.lane_idx, pipeline.previous());
-            run_group<1>(stage, packed, fragments, acc);
+            run_group<1>(stage, tokens, packed, fragments, acc);
             if constexpr (kNumGroups == 4) {
-                run_group<2>(stage, packed, fragments, acc);
-                run_group<3>(stage, packed, fragments, acc);
+                run_group<2>(stage, tokens, packed, fragments, acc);
+                run_group<3>(stage, tokens, packed, fragments, acc);
             }
             pipeline.advance();
         }

@@ -27,15 +27,14 @@ struct SharedMainloop {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full(ctx);
-            const uint32_t weights = pipeline.address() + first_row;
-            const uint32_t tokens = pipeline.address() + kNumBoxes * kWeightBoxBytes;
+            const ptx::WgmmaDescriptor weights(pipeline.address() + first_row);
+            const ptx::WgmmaDescriptor tokens(pipeline.address() + kNumBoxes * kWeightBoxBytes);
             ptx::wgmma_fence();
 #pragma unroll
             for (int step = 0; step < kNumBoxes * 4; ++step) {
                 const uint32_t box = step / 4, inside = step % 4 * 32;
-                ptx::Wgmma<kTokens>::from_shared(acc[0],
-                    ptx::wgmma_descriptor(weights + box * kWeightBoxBytes + inside),
-                    ptx::wgmma_descriptor(tokens + box * kTokenBoxBytes + inside));
+                ptx::Wgmma<kTokens>::from_shared(
+                    acc[0], weights.at(box * kWeightBoxBytes + inside), tokens.at(box * kTokenBoxBytes + inside));
             }
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
