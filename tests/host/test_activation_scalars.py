@@ -34,7 +34,7 @@ void swiglu(const float* gate, const float* up, float* y, int n, int fast, float
     const float bound = nearest_bf16(limit);
     for (int i = 0; i < n; ++i) {
         const float g = clamp_gate(gate[i], bound), u = clamp_up(up[i], bound);
-        y[i] = fast ? SwiGLU<true>()(g, u) : SwiGLU<false>()(g, u);
+        y[i] = fast ? SwiGLU<true>(1.f, 1.f)(g, u) : SwiGLU<false>(1.f, 1.f)(g, u);
     }
 }
 void scale(const float* amax, int* code, float* inverse, float* operand, int n) {
