@@ -12,6 +12,7 @@ import pytest
 
 from deep_gemm_k3 import Plan
 from deep_gemm_k3._extension import INCLUDE_DIR, ops
+from deep_gemm_k3.mega.buffer_spec import BufferSpec, Layout
 from deep_gemm_k3.mega.plan import all_configs
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -86,10 +87,11 @@ def test_workspace_offsets(name: str, layout_program: Path) -> None:
     expected = [f"{part['offset']} {part['bytes']}" for part in table["components"]]
     assert lines[: len(expected)] == expected
     assert int(lines[len(expected)]) == table["total_bytes"]
-    spec = {**shape, "num_max_tokens_per_rank": rounded["num_max_tokens"], "rank": 0, "num_sms": 1, "timeout_ns": 1}
-    spec |= {"target": "sm_90a", "device": "cpu", "activation": "situ"}
-    seen_by_buffers = json.loads(ops().buffer_layout(json.dumps(spec)))
-    assert seen_by_buffers["components"] == {p["name"]: [p["offset"], p["bytes"]] for p in table["components"]}
+    placing = {"activation": "situ", "target": "sm_90a", "device": "cpu", "rank": 0, "device_index": 0}
+    spec = BufferSpec(**shape, **placing, num_sms=1, timeout_ns=1, owner=0)
+    seen_by_buffers = Layout.of(spec)
+    assert seen_by_buffers.num_bytes == table["total_bytes"]
+    assert seen_by_buffers.components == {p["name"]: (p["offset"], p["bytes"]) for p in table["components"]}
 
 
 def test_shared_memory_of_every_config(tmp_path: Path) -> None:
