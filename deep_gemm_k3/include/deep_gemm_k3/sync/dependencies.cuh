@@ -48,15 +48,17 @@ struct Dependency {
 template <Config C>
 __device__ __forceinline__ Dependency dependency(const sched::Context& ctx, const sched::Task& task) {
     switch (task.phase) {
-        case sched::Phase::kRoutedL1:
-            return {block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
-                task.num_valid_tokens * *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts),
-                What::kBlockGathered};
-        case sched::Phase::kRoutedL2:
-            return {block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block), kNumL1Arrivals<C>, What::kBlockL1};
-        case sched::Phase::kSharedL2:
-            return {shared_counter<C>(ctx, ctx.parity, task.block), kNumSharedL1Arrivals<C>, What::kSharedL1};
-        default: return {nullptr, 0, What::kNone};
+    case sched::Phase::kRoutedL1:
+        return {block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
+            task.num_valid_tokens * *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts),
+            What::kBlockGathered};
+    case sched::Phase::kRoutedL2:
+        return {
+            block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block), kNumL1Arrivals<C>, What::kBlockL1};
+    case sched::Phase::kSharedL2:
+        return {shared_counter<C>(ctx, ctx.parity, task.block), kNumSharedL1Arrivals<C>, What::kSharedL1};
+    default:
+        return {nullptr, 0, What::kNone};
     }
 }
 // Called by the one thread that issues a task's copies, before the first copy of its tokens.
@@ -70,7 +72,8 @@ __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Depe
     ptx::fence_proxy_async_global();
 }
 
-// ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a barrier
+// ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a
+// barrier
 template <Config C>
 __device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block) {
     ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), 1);
