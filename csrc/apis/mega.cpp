@@ -105,21 +105,22 @@ void read_values(Call& call, HostValues& copies, const StableTensor& buffer, con
 }
 
 // Collective on the host the first time, free afterwards.
-void make_ready(int64_t handle, impls::PlanStore& store, impls::SignatureBits signature, const Call& call) {
+void make_ready(int64_t handle, runtime::Buffer& buffer, const Call& call) {
+    impls::PlanStore& store = impls::store_of(buffer);
+    const impls::SignatureBits signature = impls::signature_of(call);
     if (store.is_ready(signature))
         return;
-    impls::refuse_first_call_in_capture(call);
+    if (store.route() == impls::Route::kCuda)
+        impls::prepare_buffer(buffer, call);
     const std::string error = callbacks::first_call(handle, impls::describe_signature(call, store.route()).dump());
     if (!error.empty())
         throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + error);
     store.set_ready(signature);
 }
 
-void run(int64_t handle, runtime::Buffer& buffer, const Call& call) {
+void launch(int64_t handle, runtime::Buffer& buffer, const Call& call) {
     impls::PlanStore& store = impls::store_of(buffer);
-    const impls::SignatureBits signature = impls::signature_of(call);
-    make_ready(handle, store, signature, call);
-    const std::shared_ptr<const impls::Plan> plan = store.plan(signature, call);
+    const std::shared_ptr<const impls::Plan> plan = store.plan(impls::signature_of(call), call);
     switch (store.route()) {
     case impls::Route::kNone:
         break;
@@ -128,6 +129,18 @@ void run(int64_t handle, runtime::Buffer& buffer, const Call& call) {
         break;
     default:
         impls::launch_kernel(buffer, *plan, call);
+    }
+}
+
+// Runs what may fail on this rank alone. Its peers may be inside the call already: they are told.
+template <class Action>
+void telling_peers(runtime::Buffer& buffer, Action action) {
+    try {
+        action();
+    } catch (const std::exception& error) {
+        if (buffer.spec.shape.num_ranks > 1)
+            runtime::abort_peers(buffer, error.what());
+        throw;
     }
 }
 
@@ -155,7 +168,7 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
     call.rms_epsilon = rms_epsilon;
     call.fast_math = fast_math;
     call.batch_invariant = batch_invariant;
-    try {
+    telling_peers(buffer, [&] {
         checks::check_call(call);
         HostValues copies;
         if (buffer.on_cpu() || call.validate == "device") {
@@ -163,13 +176,9 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
             checks::check_values(call);
             call.values = {};
         }
-    } catch (const std::exception& error) {
-        // Peers may be inside this call already.
-        if (buffer.spec.shape.num_ranks > 1)
-            runtime::abort_peers(buffer, error.what());
-        throw;
-    }
-    run(handle, buffer, call);
+    });
+    make_ready(handle, buffer, call);
+    telling_peers(buffer, [&] { launch(handle, buffer, call); });
 }
 
 // The first call's work without a call: options by name, as deep_gemm_k3.mega.plan.warmup passes them.
@@ -186,9 +195,8 @@ void warm_up(int64_t handle, std::string options) {
         call.activation_clamp = 0.0;
     call.tensors[static_cast<int>(checks::Tensor::kStatistics)].present = given.bool_or("has_statistics", false);
     call.tensors[static_cast<int>(checks::Tensor::kSharedX)].sizes[1] = given.int_or("shared_hidden", 0);
-    heuristics::Problem problem = impls::problem_of(call);
-    checks::require_problem(problem);
-    make_ready(handle, impls::store_of(buffer), impls::signature_of(call), call);
+    telling_peers(buffer, [&] { checks::require_problem(impls::problem_of(call)); });
+    make_ready(handle, buffer, call);
 }
 
 // For tests and measurements: where this buffer's calls end. "none" shows what the host alone costs.

@@ -165,12 +165,11 @@ void prepare(Plan& plan, const runtime::Buffer& buffer, Route route) {
     jit::check_co_resident(request_for(plan), buffer.spec.num_sms);
 }
 
-void refuse_first_call_in_capture(const Call& call) {
-    if (call.buffer->on_cpu())
-        return;
-    jit::refuse_while_capturing(jit::current_stream(call.buffer->spec.device_index),
+void prepare_buffer(runtime::Buffer& buffer, const Call& call) {
+    jit::refuse_while_capturing(jit::current_stream(buffer.spec.device_index),
         std::string("the first ") + checks::entry_name(call.entry) + " of its kind on this buffer",
         "deep_gemm_k3.warmup(sym_buffer, ...) with the same options, on every rank");
+    jit::error_record(buffer);
 }
 
 void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) {

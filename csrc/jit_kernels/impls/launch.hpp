@@ -9,8 +9,9 @@ namespace deep_gemm_k3::impls {
 // first.
 void prepare(Plan& plan, const runtime::Buffer& buffer, Route route);
 
-// A first call compiles and waits for peers; a stream that records a graph cannot wait. Names the call to make before.
-void refuse_first_call_in_capture(const checks::Call& call);
+// Before a first call on a device. Refuses it inside a graph capture (it compiles and waits for peers), naming the call
+// to make before; and allocates what must not be allocated while a peer's kernel spins.
+void prepare_buffer(runtime::Buffer& buffer, const checks::Call& call);
 
 // Runs one call on the CPU through the lent executor; on failure all ranks are told.
 void launch_on_cpu(int64_t handle, runtime::Buffer& buffer, const Plan& plan, const checks::Call& call);
