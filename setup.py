@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def ninja_program() -> str:
         if found is None:
             sys.exit("deep_gemm_k3: building needs ninja: pip install ninja")
         return found
+
+
+def layout_digest() -> str:
+    """What ``deep_gemm_k3._extension`` compares when it loads the library."""
+    return str(runpy.run_path(str(ROOT / "deep_gemm_k3" / "_extension.py"))["layout_digest"]())
 
 
 def host_sources() -> list[Path]:
@@ -85,6 +91,8 @@ def ninja_text(build_dir: Path, target: Path) -> str:
         obj = build_dir / "obj" / source.relative_to(ROOT).with_suffix(".o")
         objects.append(obj)
         lines.append(f"build {quote(obj)}: compile {quote(source)}")
+        if source == ROOT / "csrc" / "jit" / "layout_digest.cpp":
+            lines.append(f'  cflags = $cflags -DDEEP_GEMM_K3_LAYOUT_DIGEST=\\"{layout_digest()}\\"')
     lines.append(f"build {quote(target)}: link {' '.join(quote(obj) for obj in objects)}")
     lines.append(f"default {quote(target)}")
     return "\n".join(lines) + "\n"

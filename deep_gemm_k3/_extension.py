@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,29 @@ def mending_command() -> str:
     if (PACKAGE_DIR.parent / "setup.py").exists():
         return f"cd {PACKAGE_DIR.parent} && python setup.py build_ext --inplace"
     return "pip install --force-reinstall --no-deps --no-build-isolation deep_gemm_k3"
+
+
+def layout_digest(include_dir: Path = INCLUDE_DIR) -> str:
+    """Hash of the headers by which host library and kernels agree: configs, arguments, every offset.
+
+    setup.py compiles it into the library; a library built from other headers would launch kernels with wrong addresses.
+    """
+    root = include_dir / "deep_gemm_k3"
+    shared = [root / name for name in ("types.cuh", "config.cuh", "params.cuh", "sync/fault.cuh")]
+    digest = hashlib.sha256()
+    for path in (*shared, *sorted((root / "plan").glob("*.cuh"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def check_layout(built: str) -> None:
+    """Raises unless ``built``, the digest inside the library, is that of this installation's headers."""
+    found = layout_digest()
+    if built != found:
+        raise ExtensionError(
+            f"deep_gemm_k3: wanted a host extension built from the headers in {INCLUDE_DIR} (digest {found}), given "
+            f"{LIBRARY} built from others (digest {built}). Mend with: {mending_command()}"
+        )
 
 
 def torch_release(version: str) -> tuple[int, int]:
@@ -74,6 +98,7 @@ def load() -> None:
                 f"deep_gemm_k3: the host extension {LIBRARY} cannot be loaded with torch {torch.__version__}; it was "
                 f"built for another machine or another torch ({error}). Mend with: {mending_command()}"
             ) from error
+        check_layout(getattr(torch.ops.deep_gemm_k3, "layout_digest", lambda: "none")())
         configure_log()
         _loaded = True
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+
+from deep_gemm_k3 import _extension
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -50,3 +53,21 @@ def test_what_is_allowed() -> None:
         versions=["GLIBC_2.34", "GLIBCXX_3.4.30", "CXXABI_1.3.13"],
     )
     assert check_abi.faults(library, {"aoti_torch_get_dim"}) == []
+
+
+def test_library_is_built_from_these_headers() -> None:
+    assert _extension.ops().layout_digest() == _extension.layout_digest()
+
+
+@pytest.mark.parametrize("header", ["config.cuh", "params.cuh", "plan/workspace.cuh"])
+def test_library_of_other_headers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+    built = _extension.layout_digest()
+    include = tmp_path / "include"
+    shutil.copytree(_extension.INCLUDE_DIR, include)
+    assert _extension.layout_digest(include) == built  # the place does not matter
+    changed = include / "deep_gemm_k3" / header
+    changed.write_text(changed.read_text() + "\n")
+    other = _extension.layout_digest(include)
+    monkeypatch.setattr(_extension, "layout_digest", lambda: other)
+    with pytest.raises(_extension.ExtensionError, match=r"built from others .* Mend with: .*build_ext --inplace"):
+        _extension.check_layout(built)
