@@ -84,7 +84,7 @@ Broken validate(const Call& call) {
 Broken buffer_memory(const Call& call) {
     return call.tensor(Tensor::kBuffer).address == reinterpret_cast<uint64_t>(call.buffer->base())
                ? kFine
-               : Broken("other memory");
+               : Broken("other memory, a copy perhaps");
 }
 Broken num_tokens(const Call& call) {
     return unless(call.num_tokens() <= call.shape().num_max_tokens, call.num_tokens());

@@ -17,6 +17,9 @@ A call runs, or raises ``RuntimeError`` (``TypeError`` for an argument of anothe
 message names the argument, what was wanted, what was given, and the check's id in brackets. Outputs are then untouched,
 and in a group of several ranks the others stop as well: the buffer has to be made anew. The first call of a signature (all
 but the token counts) on a buffer is collective on the host.
+
+Under ``torch.compile`` a call is one opaque operator. Its inputs lie at fixed addresses, so fill the buffer's views outside
+the compiled region or inside an operator of your own; a compiler that hands over a copy of the buffer is refused.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def test_a_call_reaches_the_launch_layer() -> None:
     published(rank, "rs")
     assert rank.y.isnan().all()
     published(rank, "rs", rows=0)  # no shared tokens: the maps are still valid ones
+    assert not torch.cuda.is_initialized()
 
 
 def test_kernel_and_host_agree_about_the_argument() -> None:
@@ -73,10 +74,3 @@ def test_a_compilers_refusal_arrives_itself(monkeypatch: pytest.MonkeyPatch) -> 
     route(rank, "emulator")
     with pytest.raises(CompileError, match=r"refused for emulator: \{\.arch = "):
         rank.routed()
-
-
-def test_device_memory_is_asked_for_nothing_on_the_cpu() -> None:
-    rank = alone()
-    route(rank, "null")
-    rank.dense()
-    assert not torch.cuda.is_initialized()
