@@ -52,7 +52,8 @@ std::string all_configs(std::string text) {
     json::Array out;
     for (const Config& config : heuristics::all_configs(planned.problem, planned.device, max_tokens, max_shared_tokens))
         out.push_back(
-            json::Object{{"config", heuristics::config_json(config)}, {"literal", heuristics::config_literal(config)}});
+            json::Object{{"config", heuristics::config_json(config)}, {"literal", heuristics::config_literal(config)},
+                {"launch", heuristics::launch_shape(config, planned.device)}});
     return json::Value(std::move(out)).dump();
 }
 

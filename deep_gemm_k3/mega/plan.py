@@ -157,24 +157,27 @@ def problem_of(sym_buffer: SymmBuffer) -> dict[str, Any]:
 def all_configs(problem: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every config that ``problem`` can choose as its token counts run over what the buffer allows, in rising order.
 
-    ``max_tokens`` and ``max_shared_tokens`` in ``problem`` narrow the range. Each has ``config`` (by field name) and
-    ``literal`` (for the JIT).
+    ``max_tokens`` and ``max_shared_tokens`` in ``problem`` narrow the range. Each has ``config`` (by field name),
+    ``literal`` (for the JIT) and ``launch`` (grid, block, cluster, shared bytes).
     """
     found: list[dict[str, Any]] = json.loads(ops().all_configs(json.dumps(dict(problem))))
     return found
 
 
 def load_kernels(problem: Mapping[str, Any], place: str) -> WarmupReport:
-    """Compile and load into one place (``cuda:N``) everything that ``problem`` can choose."""
+    """Compile and load into one place (``cuda:N``) everything that ``problem`` can choose; refuse what cannot be resident."""
     from ..jit.kernel import default_store
     from ..jit.warmup import warm_up
 
     target = str(problem.get("target", "sm_90a"))
-    sources = [_source(target, entry["literal"]) for entry in all_configs(problem)]
+    configs = all_configs(problem)
+    sources = [_source(target, entry["literal"]) for entry in configs]
     store = default_store()
     report = warm_up(sources, store)
-    for source in sources:
-        store.load(source, place, ops().params_bytes())
+    for source, entry in zip(sources, configs, strict=True):
+        handle = store.load(source, place, ops().params_bytes())
+        # Also sets the kernel's attributes: nothing is left to do while a peer's kernel spins on the same device.
+        ops().check_co_resident(handle, entry["launch"], int(problem["num_sms"]))
     return report
 
 

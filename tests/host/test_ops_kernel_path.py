@@ -74,3 +74,18 @@ def test_a_compilers_refusal_arrives_itself(monkeypatch: pytest.MonkeyPatch) -> 
     route(rank, "emulator")
     with pytest.raises(CompileError, match=r"refused for emulator: \{\.arch = "):
         rank.routed()
+
+
+def test_everything_a_signature_can_choose_is_loaded_and_fits() -> None:
+    """What a first call does on a device, with kernels that go nowhere."""
+    from deep_gemm_k3.mega.plan import all_configs, load_kernels, problem_of
+
+    rank = alone(num_sms=2)
+    problem = {**problem_of(rank.buffer), "max_tokens": 8}
+    configs = all_configs(problem)
+    report = load_kernels(problem, "null")
+    assert report.requested == len(configs)
+    for entry in configs:
+        assert ops().find_kernel(f"mega_sm90 sm_90a {entry['literal']}", -1) > 0
+        assert entry["launch"][0] == 2 * entry["config"]["num_ctas_per_sm"]
+        assert entry["launch"][3] == entry["config"]["num_threads"]

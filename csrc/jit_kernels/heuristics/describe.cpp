@@ -191,6 +191,11 @@ DeviceFacts device_from_json(const json::Value& given) {
     return device;
 }
 
+json::Value launch_shape(const Config& config, const DeviceFacts& device) {
+    return json::Array{device.num_sms * config.num_ctas_per_sm, 1, 1, config.num_threads, 1, 1, 1, 1, 1,
+        plan::shared_memory_bytes(config)};
+}
+
 json::Value byte_table(const BufferShape& shape) {
     json::Array rows;
     for (int i = 0; i < plan::kNumComponents; ++i) {

@@ -24,6 +24,8 @@ Architecture architecture_of(std::string_view target);
 const char* activation_name(Activation activation);
 const char* shared_output_name(SharedOutput output);
 
+// Grid, block and cluster (three numbers each), then bytes of dynamic shared memory: as the launch layer takes them.
+json::Value launch_shape(const Config& config, const DeviceFacts& device);
 // One row per component of the symmetric buffer: name, offset, bytes.
 json::Value byte_table(const BufferShape& shape);
 // The whole plan of one call: config, shared memory, grid, expected work, byte table.
