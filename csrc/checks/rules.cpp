@@ -17,6 +17,11 @@ Broken unless(bool condition, int64_t given) {
     return condition ? kFine : Broken(std::to_string(given));
 }
 
+// With what it is measured against, since `wanted` is the same text for every call.
+Broken unless(bool condition, int64_t given, const char* what, int64_t against) {
+    return condition ? kFine : Broken(std::to_string(given) + " (" + what + ": " + std::to_string(against) + ")");
+}
+
 std::string number_text(const std::optional<double>& value) {
     if (!value)
         return "None";
@@ -87,10 +92,12 @@ Broken buffer_memory(const Call& call) {
                : Broken("other memory, a copy perhaps");
 }
 Broken num_tokens(const Call& call) {
-    return unless(call.num_tokens() <= call.shape().num_max_tokens, call.num_tokens());
+    const int64_t limit = call.shape().num_max_tokens;
+    return unless(call.num_tokens() <= limit, call.num_tokens(), "num_max_tokens_per_rank", limit);
 }
 Broken num_shared_tokens(const Call& call) {
-    return unless(call.num_shared_tokens() <= call.shape().num_max_shared_tokens, call.num_shared_tokens());
+    const int64_t limit = call.shape().num_max_shared_tokens;
+    return unless(call.num_shared_tokens() <= limit, call.num_shared_tokens(), "num_max_shared_tokens", limit);
 }
 Broken shared_buffer(const Call& call) {
     return unless(call.shape().shared_intermediate > 0, call.shape().shared_intermediate);
@@ -100,14 +107,16 @@ Broken shared_hidden(const Call& call) {
     return unless(width > 0 && width % 128 == 0 && width <= 1 << 17, width);
 }
 Broken shard_divides(const Call& call) {
-    return unless(call.shared_hidden() % call.shape().num_ranks == 0, call.shared_hidden());
+    const int64_t ranks = call.shape().num_ranks;
+    return unless(call.shared_hidden() % ranks == 0, call.shared_hidden(), "ranks", ranks);
 }
 Broken shard_vectors(const Call& call) {
     const int64_t shard = call.shared_hidden() / call.shape().num_ranks;
-    return unless(shard % 8 == 0, shard);
+    return unless(shard % 8 == 0, shard, "ranks", call.shape().num_ranks);
 }
 Broken owned_tokens(const Call& call) {
-    return unless(call.num_shared_tokens() % call.shape().num_ranks == 0, call.num_shared_tokens());
+    const int64_t ranks = call.shape().num_ranks;
+    return unless(call.num_shared_tokens() % ranks == 0, call.num_shared_tokens(), "ranks", ranks);
 }
 Broken generation_stride(const Call& call) {
     const int64_t stride = call.generation_stride();
@@ -146,10 +155,14 @@ Broken generation(const Call& call) {
     if (!call.values.flags)
         return kFine;
     const int64_t given = call.values.flags[0];
-    return unless(given >= 0 && given < call.tensor(Tensor::kWorkspace).sizes[0], given);
+    const int64_t generations = call.tensor(Tensor::kWorkspace).sizes[0];
+    return unless(given >= 0 && given < generations, given, "generations", generations);
 }
 Broken flags_stride(const Call& call) {
-    return call.values.flags ? unless(call.values.flags[2] == call.generation_stride(), call.values.flags[2]) : kFine;
+    if (!call.values.flags)
+        return kFine;
+    const int64_t given = call.values.flags[2], stride = call.generation_stride();
+    return unless(given == stride, given, "the workspace's", stride);
 }
 Broken peer_pointers(const Call& call) {
     const int64_t* pointers = call.values.peer_ptrs;
