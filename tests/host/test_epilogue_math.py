@@ -24,7 +24,7 @@ template <bool kFast> static void situ(const float* g, const float* u, float* ou
     for (int i = 0; i < n; ++i) out[i] = f(g[i], u[i]);
 }
 template <bool kFast> static void swiglu(const float* g, const float* u, float* out, int n) {
-    for (int i = 0; i < n; ++i) out[i] = SwiGLU<kFast>()(g[i], u[i]);
+    for (int i = 0; i < n; ++i) out[i] = SwiGLU<kFast>(0, 0)(g[i], u[i]);
 }
 extern "C" {
 void run_situ(const float* g, const float* u, float* out, int n, float beta, float linear, int fast) {
