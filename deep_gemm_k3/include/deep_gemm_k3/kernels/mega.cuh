@@ -47,7 +47,7 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
         return {0, 0};
     switch (c.num_ctas_per_sm) {
     case 1:
-        return c.routed_tile.num_tokens <= 64 ? RegisterSplit{208, 88} : RegisterSplit{224, 56};
+        return c.routed_tile.num_tokens <= 64 ? RegisterSplit{200, 104} : RegisterSplit{216, 72};
     case 2:
         return {96, 48};
     default:

@@ -43,36 +43,66 @@ struct Row {
     int begin_group, end_group; // columns / 32
 };
 
+// Groups that a lane has in flight: loads of a row are issued before its first store. What the dispatch warps'
+// registers allow; with two CTAs per SM there are twice as many warps instead.
+template <Config C>
+constexpr int kGroupsInFlight = C.num_ctas_per_sm > 1 ? 1 : (C.routed_tile.num_tokens <= 64 ? 4 : 2);
+
+struct Group {
+    uint32_t codes[8];
+    uint32_t scale;
+};
+
 template <Config C>
 __device__ __forceinline__ void gather_codes(
     const Context& ctx, const Row& row, uint8_t* block, int tile_row, const uint8_t* codes, const uint8_t* scales) {
+    constexpr int in_flight = kGroupsInFlight<C>;
 #pragma unroll 1
-    for (int group = row.begin_group + ctx.lane_idx; group < row.end_group; group += 32) {
-        const auto* vectors = reinterpret_cast<const uint4*>(codes + group * 32);
-        const uint4 a = vectors[0], b = vectors[1];
-        const uint32_t scale = scales[group];
-        store_group<C>(block, tile_row, group, {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, scale);
+    for (int first = row.begin_group + ctx.lane_idx; first < row.end_group; first += 32 * in_flight) {
+        Group groups[in_flight];
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i) {
+            const int group = in_flight == 1 ? first : min(first + 32 * i, row.end_group - 1);
+            const auto* vectors = reinterpret_cast<const uint4*>(codes + group * 32);
+            const uint4 a = vectors[0], b = vectors[1];
+            groups[i] = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, scales[group]};
+        }
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i)
+            if (first + 32 * i < row.end_group)
+                store_group<C>(block, tile_row, first + 32 * i, groups[i].codes, groups[i].scale);
     }
 }
 
+// A batch of words is loaded, tested once, and loaded again while one of them lacks the epoch.
 template <Config C>
 __device__ __forceinline__ void gather_low_latency(
     const Context& ctx, const Row& row, const Where& where, uint8_t* block, int tile_row) {
+    constexpr int in_flight = kGroupsInFlight<C>;
     const uint8_t* words = sched::component<C>(ctx, plan::Component::kLowLatencyRows) +
                            plan::low_latency_row_offset(C.shape, ctx.parity, row.source_rank, row.token);
 #pragma unroll 1
-    for (int group = row.begin_group + ctx.lane_idx; group < row.end_group; group += 32) {
-        ptx::Word16 a, b, c;
+    for (int first = row.begin_group + ctx.lane_idx; first < row.end_group; first += 32 * in_flight) {
+        Group groups[in_flight];
         const bool arrived = sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
-            a = ptx::load_relaxed_sys_b128(words + group * 48);
-            b = ptx::load_relaxed_sys_b128(words + group * 48 + 16);
-            c = ptx::load_relaxed_sys_b128(words + group * 48 + 32);
-            seen = a.w != ctx.epoch ? a.w : (b.w != ctx.epoch ? b.w : c.w);
+            seen = ctx.epoch;
+#pragma unroll
+            for (int i = 0; i < in_flight; ++i) {
+                const int group = in_flight == 1 ? first : min(first + 32 * i, row.end_group - 1);
+                const uint8_t* from = words + group * 48;
+                const ptx::Word16 a = ptx::load_relaxed_sys_b128(from), b = ptx::load_relaxed_sys_b128(from + 16),
+                                  c = ptx::load_relaxed_sys_b128(from + 32);
+                groups[i] = {{a.x, a.y, a.z, b.x, b.y, b.z, c.x, c.y}, c.z & 0xFF};
+                seen = min(min(seen, a.w), min(b.w, c.w)); // what is not there yet is older
+            }
             return seen == ctx.epoch;
         });
         if (!arrived)
             break;
-        store_group<C>(block, tile_row, group, {a.x, a.y, a.z, b.x, b.y, b.z, c.x, c.y}, c.z & 0xFF);
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i)
+            if (first + 32 * i < row.end_group)
+                store_group<C>(block, tile_row, first + 32 * i, groups[i].codes, groups[i].scale);
     }
     __syncwarp();
 }

@@ -148,7 +148,7 @@ __device__ __forceinline__ uint32_t local_expert(const Context& ctx, uint32_t id
 // Words that are late are waited for together with their batch.
 template <Config C, class Visit>
 __device__ __forceinline__ void scan_words(const Context& ctx, uint32_t begin, uint32_t end, int stride, Visit visit) {
-    constexpr int kInFlight = 4;
+    constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 64 ? 4 : 8;
     const uint8_t* metadata = sched::component<C>(ctx, plan::Component::kMetadata);
     WordCursor<C> cursor;
     for (uint32_t first = begin; first < end; first += stride * kInFlight) {
