@@ -1,7 +1,7 @@
 """Seeded inputs for calls: random ones through the package's own quantisers, and inputs whose sums are exact.
 
-:func:`make_world` builds all ranks' inputs of one call. Everything is made on the CPU from one seed, so every device and
-every number of processes sees the same bits; routed weights depend on the seed and the global expert number alone,
+:func:`make_world` builds all ranks' inputs of one call. Unless asked otherwise everything is made on the CPU from one
+seed, so every device and every number of processes sees the same bits; routed weights depend on the seed and the global expert number alone,
 tokens on the seed and the rank.
 
 **Exact sums.** ``kind="exact"`` gives inputs for which every sum of the call, in either GEMM, in the combine and in the
@@ -80,9 +80,9 @@ def _stack(experts: list[tuple[torch.Tensor, torch.Tensor]], n: int, k: int) -> 
 
 
 # --------------------------------------------------------------------------------------------------------------- exact
-def _walsh() -> torch.Tensor:
+def _walsh(device: torch.device) -> torch.Tensor:
     """int8 [8, 128]: eight orthogonal +-1 codes of different shapes."""
-    h = torch.ones(1, 1, dtype=torch.int8, device="cpu")
+    h = torch.ones(1, 1, dtype=torch.int8, device=device)
     while h.size(0) < _BLOCK:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
     return h[[1, 2, 7, 31, 64, 85, 100, 127]]
@@ -96,7 +96,7 @@ def _codewords(rows: int, k: int, g: Draws, active: int) -> torch.Tensor:
     if active < blocks:
         chosen = g.uniform(rows, blocks).topk(active, dim=1).indices
         sign *= torch.zeros_like(sign).scatter_(1, chosen, 1)
-    return (_walsh()[pick] * sign.unsqueeze(2)).view(rows, k)
+    return (_walsh(g.device)[pick] * sign.unsqueeze(2)).view(rows, k)
 
 
 def exact_tokens(tokens: int, hidden: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +119,7 @@ def exact_l1(n: int, k: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """L1 of one expert of the exact kind: packed E2M1 int8 [N, K / 2] and UE8M0 codes uint8 [N, K / 32]."""
     signed = _codewords(n, k, g, min(_ACTIVE_L1_BLOCKS, k // _BLOCK))
     split = g.integers(0, 4, (n, k // 32))  # code 0.5, 1, 2 or 4
-    table = torch.tensor([[0, 1], [0, 2], [0, 4], [0, 6]], dtype=torch.uint8, device="cpu")
+    table = torch.tensor([[0, 1], [0, 2], [0, 4], [0, 6]], dtype=torch.uint8, device=g.device)
     return _encode(signed, table, split), (127 + _LOG2_W - (split - 1)).to(torch.uint8)
 
 
@@ -129,21 +129,21 @@ def _small_integers(n: int, k: int, g: Draws) -> torch.Tensor:
     blocks, active = k // 32, _ACTIVE_L2_COLUMNS // 32
     if active < blocks:
         chosen = g.uniform(n, blocks).topk(active, dim=1).indices
-        mask = torch.zeros(n, blocks, dtype=torch.int8, device="cpu").scatter_(1, chosen, 1)
+        mask = torch.zeros(n, blocks, dtype=torch.int8, device=g.device).scatter_(1, chosen, 1)
         values = (values.view(n, blocks, 32) * mask.unsqueeze(2)).view(n, k)
     return values
 
 
-def _column_exponent(n: int) -> torch.Tensor:
+def _column_exponent(n: int, device: torch.device) -> torch.Tensor:
     """Powers of two of the output columns, the same for all experts: int64 [N, 1] in -6 .. 2."""
-    return ((torch.arange(n, device="cpu") * 5) % 9 - 6).unsqueeze(1)
+    return ((torch.arange(n, device=device) * 5) % 9 - 6).unsqueeze(1)
 
 
 def exact_l2(n: int, k: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """L2 of one expert of the exact kind: packed E2M1 int8 [N, K / 2] and UE8M0 codes uint8 [N, K / 32]."""
     split = g.integers(0, 3, (n, k // 32))  # unit 0.5, 1 or 2
-    table = torch.tensor([[0, 1, 2, 3], [0, 2, 4, 5], [0, 4, 6, 7]], dtype=torch.uint8, device="cpu")
-    scale = 127 + _column_exponent(n) - (split - 1)
+    table = torch.tensor([[0, 1, 2, 3], [0, 2, 4, 5], [0, 4, 6, 7]], dtype=torch.uint8, device=g.device)
+    scale = 127 + _column_exponent(n, g.device) - (split - 1)
     return _encode(_small_integers(n, k, g), table, split), scale.to(torch.uint8)
 
 
@@ -160,19 +160,25 @@ def exact_bound(topk: int) -> int:
 def _exact_shared(shape: WorldShape, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     n, k = 2 * shape.shared_intermediate, shape.shared_hidden
     l1 = _codewords(n, k, g, min(_ACTIVE_L1_BLOCKS, k // _BLOCK)).float() * 2.0**_LOG2_W
-    l2 = _small_integers(k, shape.shared_intermediate, g).float() * torch.exp2(_column_exponent(k).float())
+    l2 = _small_integers(k, shape.shared_intermediate, g).float() * torch.exp2(_column_exponent(k, g.device).float())
     return l1.to(torch.bfloat16), l2.to(torch.bfloat16)
 
 
 # --------------------------------------------------------------------------------------------------------------- world
 def expert_range_weights(
-    shape: WorldShape, seed: int, experts: range, kind: str = "random", target: str | None = None
+    shape: WorldShape,
+    seed: int,
+    experts: range,
+    kind: str = "random",
+    target: str | None = None,
+    *,
+    drawn_on: str | torch.device = "cpu",
 ) -> tuple[WeightPair, WeightPair]:
-    """L1 and L2 of some experts, transformed for ``target`` (None: checkpoint layout)."""
+    """L1 and L2 of some experts, transformed for ``target`` (None: checkpoint layout), on the device ``drawn_on``."""
     n1, hidden, inter = 2 * shape.intermediate, shape.hidden, shape.intermediate
     make_l1, make_l2 = (exact_l1, exact_l2) if kind == "exact" else (random_expert, random_expert)
-    l1 = _stack([make_l1(n1, hidden, Draws(seed, 1, e)) for e in experts], n1, hidden)
-    l2 = _stack([make_l2(hidden, inter, Draws(seed, 2, e)) for e in experts], hidden, inter)
+    l1 = _stack([make_l1(n1, hidden, Draws(seed, 1, e, device=drawn_on)) for e in experts], n1, hidden)
+    l2 = _stack([make_l2(hidden, inter, Draws(seed, 2, e, device=drawn_on)) for e in experts], hidden, inter)
     if target is None:
         return l1, l2
     done1, done2 = transform_weights_for_mega_moe(l1, l2, target=target)
@@ -181,9 +187,17 @@ def expert_range_weights(
     return done1, done2
 
 
-def make_routed(shape: WorldShape, seed: int, rank: int, routing: str = "uniform", kind: str = "random") -> RoutedInput:
-    """Tokens and routing of one rank."""
-    g = Draws(seed, 3, rank)
+def make_routed(
+    shape: WorldShape,
+    seed: int,
+    rank: int,
+    routing: str = "uniform",
+    kind: str = "random",
+    *,
+    drawn_on: str | torch.device = "cpu",
+) -> RoutedInput:
+    """Tokens and routing of one rank, on the device ``drawn_on``."""
+    g = Draws(seed, 3, rank, device=drawn_on)
     tokens = shape.tokens[rank]
     x, x_sf = (exact_tokens if kind == "exact" else random_tokens)(tokens, shape.hidden, g)
     idx, weights = ROUTINGS[routing](RoutingShape(tokens, shape.experts, shape.topk, shape.ranks), g)
@@ -193,11 +207,20 @@ def make_routed(shape: WorldShape, seed: int, rank: int, routing: str = "uniform
     return RoutedInput(x, x_sf, idx, weights)
 
 
-def make_shared(shape: WorldShape, seed: int, rank: int, kind: str = "random", epsilon: float = 1e-5) -> SharedInput:
-    """Shared part of one rank: the same rows on every rank, a slice of the intermediate of its own."""
-    g, mine = Draws(seed, 4), Draws(seed, 5, rank)
+def make_shared(
+    shape: WorldShape,
+    seed: int,
+    rank: int,
+    kind: str = "random",
+    epsilon: float = 1e-5,
+    *,
+    drawn_on: str | torch.device = "cpu",
+) -> SharedInput:
+    """Shared part of one rank, on the device ``drawn_on``: the same rows on every rank, a slice of the intermediate of its
+    own."""
+    g, mine = Draws(seed, 4, device=drawn_on), Draws(seed, 5, rank, device=drawn_on)
     rows = shape.shared_tokens or 0
-    gamma = Draws(seed, 6).normal(shape.hidden).mul_(0.1).add_(1.0).to(torch.bfloat16)
+    gamma = Draws(seed, 6, device=drawn_on).normal(shape.hidden).mul_(0.1).add_(1.0).to(torch.bfloat16)
     if kind == "exact":
         x = (_codewords(rows, shape.shared_hidden, g, shape.shared_hidden // _BLOCK) * 2**_LOG2_X).to(torch.bfloat16)
         return SharedInput(x, *_exact_shared(shape, mine), gamma, epsilon)
@@ -215,14 +238,18 @@ def make_world(
     kind: str = "random",
     target: str | None = None,
     device: str | torch.device = "cpu",
+    *,
+    drawn_on: str | torch.device = "cpu",
 ) -> list[RankInput]:
     """All ranks' inputs of one call, on ``device``. ``routing`` is a name of :data:`.routing.ROUTINGS`, ``kind`` "random"
-    or "exact", ``target`` the layout of the routed weights (None: the checkpoint's)."""
+    or "exact", ``target`` the layout of the routed weights (None: the checkpoint's). ``drawn_on`` a GPU is faster by
+    orders of magnitude, but gives other numbers than the CPU's."""
     local = shape.experts // shape.ranks
     ranks = []
     for rank in range(shape.ranks):
-        l1, l2 = expert_range_weights(shape, seed, range(rank * local, (rank + 1) * local), kind, target)
-        shared = make_shared(shape, seed, rank, kind) if shape.shared_tokens is not None else None
-        routed = make_routed(shape, seed, rank, routing, kind)
+        experts = range(rank * local, (rank + 1) * local)
+        l1, l2 = expert_range_weights(shape, seed, experts, kind, target, drawn_on=drawn_on)
+        shared = make_shared(shape, seed, rank, kind, drawn_on=drawn_on) if shape.shared_tokens is not None else None
+        routed = make_routed(shape, seed, rank, routing, kind, drawn_on=drawn_on)
         ranks.append(RankInput(routed, l1, l2, shared).to(device))
     return ranks
