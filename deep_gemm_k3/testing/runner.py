@@ -3,23 +3,28 @@
 One line for tests and benchmarks::
 
     check_world(make_world(shape, seed, kind="exact", target="sm_90a"), Options("situ", None, 4.0, 25.0), "rs")
+
+A :class:`Session` keeps the ranks' threads and buffers for many calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
-from ..mega.local_world import local_world
+from ..mega.local_world import LocalRank, local_world
 from ..mega.publication import PublicationWorkspace
 from ..mega.weights import logical_shape
 from . import metrics, oracle
+from .data import WorldShape
 from .oracle import Options
 from .world import RankInput, mega_moe_reference
+
+T = TypeVar("T")
 
 MODES = ("routed", "dense", "rs", "sp_rs")
 
@@ -51,15 +56,44 @@ class RankResult:
     generation: int = 0
 
 
-class _Rank:
-    """One rank's buffer, outputs and arguments. Everything is allocated before the first call: while one rank's kernel
-    waits for another's, nothing may synchronise the device."""
+class Session:
+    """The threads and buffers of a local world, kept for many calls. ``shape.tokens`` and ``shape.shared_tokens`` are the
+    most that a call may bring; further ``options`` are those of the buffer."""
 
-    def __init__(self, group: Any, ranks: Sequence[RankInput], options: Options, mode: str, how: RunOptions) -> None:
-        self.mode, self.how, self.input = mode, how, ranks[group.rank]
+    def __init__(self, shape: WorldShape, *, device: str | torch.device, **options: Any) -> None:
+        self.shape, self.device = shape, torch.device(device)
+        self._options = {"device": self.device, "timeout_s": 60.0, **options}
+        if shape.shared_tokens is not None:
+            self._options["bf16_shared_intermediate_hidden"] = shape.shared_intermediate
+            self._options.setdefault("num_max_shared_tokens", max(shape.shared_tokens, 1))
+        self._world = local_world(shape.ranks)
+        self.buffers: list[SymmBuffer] = self._world.run(self._make)
+
+    def _make(self, group: LocalRank) -> SymmBuffer:
+        s = self.shape
+        widths = (s.experts, max(1, *s.tokens, 0), s.topk, s.hidden, s.intermediate)
+        return get_symm_buffer_for_mega_moe(group, *widths, **self._options)
+
+    def run(self, body: Callable[[LocalRank, SymmBuffer], T], timeout_s: float = 120.0) -> list[T]:
+        """``body(group, buffer)`` for every rank, in its thread; what this thread has queued on the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        results: list[T] = self._world.run(lambda group: body(group, self.buffers[group.rank]), timeout_s=timeout_s)
+        return results
+
+    def close(self) -> None:
+        self._world.run(lambda group: self.buffers[group.rank].destroy())
+        self._world.close()
+
+
+class RankCall:
+    """One rank's inputs, outputs and arguments around a buffer. Everything is allocated before the first call: while one
+    rank's kernel waits for another's, nothing may synchronise the device."""
+
+    def __init__(self, buffer: SymmBuffer, given: RankInput, options: Options, mode: str, how: RunOptions) -> None:
+        self.mode, self.how, self.input, self.buffer = mode, how, given, buffer
         routed, shared = self.input.routed, self.input.shared
         self.device = routed.x.device
-        self.buffer = _buffer(group, ranks, how)
         tokens, hidden = routed.x.shape
         self.y = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
         self.stats = torch.zeros(logical_shape(*self.input.l1)[0], dtype=torch.int32, device=self.device)
@@ -95,13 +129,14 @@ class _Rank:
             return
         s = self.input.shared
         assert s is not None
-        shared_part = (s.x, s.l1, s.l2, s.rms_weight, s.rms_epsilon)
+        shared_part: tuple[Any, ...] = (s.x, s.l1, s.l2, s.rms_weight, s.rms_epsilon)
         if self.shared_y is not None:
-            api.fp8_fp4_mega_moe_bf16_shared(self.y, self.shared_y, *routed_part, *shared_part, self.buffer, **options)
+            dense: Any = api.fp8_fp4_mega_moe_bf16_shared
+            dense(self.y, self.shared_y, *routed_part, *shared_part, self.buffer, **options)
             return
         p = self.published
         assert p is not None
-        entry = api.fp8_fp4_mega_moe_bf16_shared_rs if self.mode == "rs" else api.fp8_fp4_mega_moe_bf16_shared_sp_rs
+        entry: Any = api.fp8_fp4_mega_moe_bf16_shared_rs if self.mode == "rs" else api.fp8_fp4_mega_moe_bf16_shared_sp_rs
         entry(self.y, *routed_part, *shared_part, p.workspace, p.flags, p.peer_ptrs, self.buffer, **options)
 
     def settle(self) -> None:
@@ -116,7 +151,6 @@ class _Rank:
     def destroy(self) -> None:
         if self.published is not None:
             self.published.destroy()
-        self.buffer.destroy()
 
 
 def _buffer(group: Any, ranks: Sequence[RankInput], how: RunOptions) -> SymmBuffer:
@@ -132,18 +166,23 @@ def _buffer(group: Any, ranks: Sequence[RankInput], how: RunOptions) -> SymmBuff
 
 
 def run_world(
-    ranks: Sequence[RankInput], options: Options, mode: str = "routed", how: RunOptions | None = None
+    ranks: Sequence[RankInput],
+    options: Options,
+    mode: str = "routed",
+    how: RunOptions | None = None,
+    session: Session | None = None,
 ) -> list[RankResult]:
     """Run all ranks of a local world, in threads, through the public entry that ``mode`` names.
 
-    The routed weights are transformed already, for the target of the tensors' device. Raises what a call raises.
+    The routed weights are transformed already, for the target of the tensors' device. Raises what a call raises. With a
+    ``session`` its buffers serve the call (``capacity``, ``num_sms`` and ``timeout_s`` are then the session's).
     """
     if mode not in MODES:
         raise ValueError(f"mode: wanted one of {', '.join(MODES)}, given {mode!r}")
     chosen = how or RunOptions()
 
-    def one(group: Any) -> RankResult:
-        rank = _Rank(group, ranks, options, mode, chosen)
+    def one(group: Any, buffer: SymmBuffer) -> RankResult:
+        rank = RankCall(buffer, ranks[group.rank], options, mode, chosen)
         try:
             rank.fill()
             for number in range(chosen.calls):
@@ -159,8 +198,19 @@ def run_world(
         finally:
             rank.destroy()
 
+    def alone(group: Any) -> RankResult:
+        buffer = _buffer(group, ranks, chosen)
+        try:
+            return one(group, buffer)
+        finally:
+            buffer.destroy()
+
+    if session is not None:
+        return session.run(one)
+    if ranks[0].routed.x.is_cuda:
+        torch.cuda.synchronize(ranks[0].routed.x.device)
     with local_world(len(ranks)) as world:
-        results: list[RankResult] = world.run(one)
+        results: list[RankResult] = world.run(alone)
         return results
 
 
@@ -170,12 +220,15 @@ def check_world(
     mode: str = "routed",
     how: RunOptions | None = None,
     bitwise: bool = False,
+    *,
+    session: Session | None = None,
 ) -> list[RankResult]:
     """Run, and compare every output with the oracle: within the tolerances, or ``bitwise`` (exact-sum inputs; the normed y,
-    whose sum of squares is not exact, stays within tolerance). Published fragments must be bitwise what the dense mode
-    computes, in their place, and nothing else in the written generation may have changed. Statistics must be exact."""
+    whose sum of squares is not exact, stays within tolerance). Published fragments must be, in their place, bitwise what the
+    oracle computes (``bitwise``) or what the dense mode does, and nothing else in the written generation may have changed.
+    Statistics must be exact."""
     chosen = how or RunOptions()
-    results = run_world(ranks, options, mode, chosen)
+    results = run_world(ranks, options, mode, chosen, session)
     asked = [replace(rank, shared=rank.shared if mode != "routed" else None) for rank in ranks]
     expected = mega_moe_reference(asked, options)
     for rank, (got, want) in enumerate(zip(results, expected, strict=True)):
@@ -188,24 +241,31 @@ def check_world(
             if bitwise:
                 metrics.assert_bitwise(got.shared_y, want.shared_y, f"{name}: shared_y")
             metrics.assert_close(got.shared_y, want.shared_y, f"{name}: shared_y")
-    if mode in ("rs", "sp_rs"):
-        _check_published(ranks, options, mode, chosen, results)
+    if mode in ("rs", "sp_rs") and bitwise:
+        _check_published([one.shared_y for one in expected], mode, chosen, results)
+    elif mode in ("rs", "sp_rs"):
+        dense = run_world(ranks, options, "dense", replace(chosen, calls=1), session)
+        _check_published([one.shared_y for one in dense], mode, chosen, results)
+        for rank, (got, also) in enumerate(zip(results, dense, strict=True)):
+            metrics.assert_bitwise(got.y, also.y, f"{mode}: y of rank {rank} against dense")
+            shared_y = expected[rank].shared_y
+            assert also.shared_y is not None and shared_y is not None
+            metrics.assert_close(also.shared_y, shared_y, f"{mode}, rank {rank}: shared_y")
     return results
 
 
 def _check_published(
-    ranks: Sequence[RankInput], options: Options, mode: str, how: RunOptions, results: Sequence[RankResult]
+    shared: Sequence[torch.Tensor | None], mode: str, how: RunOptions, results: Sequence[RankResult]
 ) -> None:
-    dense = run_world(ranks, options, "dense", replace(how, calls=1))
+    """``shared``: every rank's dense output."""
     publish = oracle.publish_rs if mode == "rs" else oracle.publish_sp_rs
     wanted = [torch.full_like(r.workspace, float("nan")) for r in results if r.workspace is not None]
     first = max(0, how.calls - wanted[0].size(0))
     for number in range(first, how.calls):
         views = [w[number % w.size(0)] for w in wanted]
-        for source, result in enumerate(dense):
-            assert result.shared_y is not None
-            publish(result.shared_y, views, source)
+        for source, shared_y in enumerate(shared):
+            assert shared_y is not None
+            publish(shared_y, views, source)
     for rank, (got, want) in enumerate(zip(results, wanted, strict=True)):
         assert got.workspace is not None
         metrics.assert_bitwise(got.workspace, want, f"{mode}: workspace of rank {rank}")
-        metrics.assert_bitwise(got.y, dense[rank].y, f"{mode}: y of rank {rank} against dense")

@@ -1,0 +1,30 @@
+"""Kernels of the fused call are compiled once, all together, before the first test that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def mega_kernels(request: pytest.FixtureRequest) -> None:
+    """Compile the ``FAMILIES`` of all selected modules in parallel."""
+    import mega_support
+
+    if mega_support.DEVICE.type != "cuda":
+        return
+    modules = {id(item.module): item.module for item in request.session.items if hasattr(item.module, "FAMILIES")}
+    families = [family for module in modules.values() for family in module.FAMILIES]
+    print(f"\n{mega_support.compile_families(families)}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _families(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The buffers and weights of a module's families live as long as its tests."""
+    families = getattr(request.module, "FAMILIES", ())
+    if families:
+        request.getfixturevalue("mega_kernels")
+    yield
+    for family in families:
+        family.close()

@@ -1,0 +1,68 @@
+"""Kimi K3's widths: routed 3584/3072, shared 7168/768 per rank; 1, 16 and 112 local experts, and the whole 896 over eight
+local ranks."""
+
+from __future__ import annotations
+
+import pytest
+from mega_support import DENSE, EXACT_SITU, SP_RS, Family, Signature
+
+from deep_gemm_k3.testing.data import WorldShape
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+H, I, SHARED_H, SHARED_I = 3584, 3072, 7168, 768
+
+
+def k3(ranks: int, experts: int, topk: int, tokens: int, *signatures: Signature) -> Family:
+    return Family(WorldShape((tokens,) * ranks, experts, topk, H, I, 384, SHARED_H, SHARED_I), *signatures)
+
+
+ONE = k3(1, 1, 1, 384, EXACT_SITU)
+SIXTEEN = k3(1, 16, 16, 384, EXACT_SITU)
+RANK = k3(1, 112, 16, 2304, DENSE)
+WORLD = k3(8, 896, 16, 384, SP_RS)
+FAMILIES = (ONE, SIXTEEN, RANK, WORLD)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 65, 384])
+def test_one_expert(tokens: int) -> None:
+    ONE.check(ONE.world(tokens), EXACT_SITU)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 33, 384])
+def test_every_expert_for_every_token(tokens: int) -> None:
+    SIXTEEN.check(SIXTEEN.world(tokens), EXACT_SITU, calls=2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shared_tokens", "routing"),
+    [
+        (1, 8, "uniform"),
+        (8, 8, "k3_router"),
+        (64, 1, "uniform"),
+        (129, 128, "holes"),
+        (500, 64, "k3_router"),
+        (2048, 384, "uniform"),
+    ],
+)
+def test_a_rank_of_112_experts(tokens: int, shared_tokens: int, routing: str) -> None:
+    RANK.check(RANK.world(tokens, shared_tokens, routing), DENSE)
+
+
+def test_a_rank_of_112_experts_within_tolerance() -> None:
+    RANK.check(RANK.world(300, 100, "k3_router", "random"), DENSE, bitwise=False)
+    RANK.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shared_tokens", "routing"),
+    [
+        ((1,) * 8, 8, "uniform"),
+        ((0, 1, 2, 7, 8, 31, 64, 129), 24, "k3_router"),
+        ((384,) * 8, 64, "uniform"),
+        ((40,) * 8, 384, "hot_rank"),
+    ],
+)
+def test_the_whole_world(tokens: tuple[int, ...], shared_tokens: int, routing: str) -> None:
+    """896 experts over eight local ranks, token-owner publication."""
+    WORLD.check(WORLD.world(tokens, shared_tokens, routing), SP_RS, calls=2)

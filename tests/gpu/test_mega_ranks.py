@@ -1,0 +1,64 @@
+"""Several local ranks on one GPU: real dispatch, combine, barriers and publication between them."""
+
+from __future__ import annotations
+
+import pytest
+from mega_support import EXACT_SWIGLU, RS, SP_RS, Family, Signature
+
+from deep_gemm_k3.testing.data import WorldShape
+from deep_gemm_k3.testing.routing import ROUTINGS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
+
+
+def family(ranks: int, *signatures: Signature) -> Family:
+    return Family(WorldShape((384,) * ranks, 4 * ranks, 4, 1024, 512, 384, 2048, 256), *signatures)
+
+
+WORLDS = {2: family(2, EXACT_SWIGLU, SP_RS), 4: family(4, RS), 8: family(8, EXACT_SWIGLU, SP_RS)}
+FAMILIES = tuple(WORLDS.values())
+MODES = {2: SP_RS, 4: RS, 8: SP_RS}
+
+UNEVEN = {
+    2: [(5, 70), (0, 9), (384, 1), (0, 0)],
+    4: [(0, 9, 33, 128), (1, 0, 2, 300), (129, 127, 65, 64)],
+    8: [(0, 1, 2, 7, 8, 31, 64, 129), (0,) * 7 + (384,), (3,) + (0,) * 7],
+}
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+@pytest.mark.parametrize("tokens", [1, 8, 100, 384])
+def test_equal_ranks(ranks: int, tokens: int) -> None:
+    world = WORLDS[ranks]
+    world.check(world.world(tokens, 8 * ranks, seed=tokens), MODES[ranks], calls=3)
+
+
+@pytest.mark.parametrize(("ranks", "tokens"), [(ranks, tokens) for ranks, cases in UNEVEN.items() for tokens in cases])
+def test_uneven_ranks(ranks: int, tokens: tuple[int, ...]) -> None:
+    """Ranks choose their tiles by their own token counts; nothing that crosses ranks may depend on that."""
+    world = WORLDS[ranks]
+    world.check(world.world(tokens, 2 * ranks, "holes", seed=sum(tokens)), MODES[ranks], calls=2)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("routing", sorted(ROUTINGS))
+def test_routings(ranks: int, routing: str) -> None:
+    """Hot expert, hot rank, empty slots, duplicates; y bit for bit."""
+    world = WORLDS[ranks]
+    world.check(world.world((20, 60) * (ranks // 2), routing=routing, seed=5), EXACT_SWIGLU, calls=2)
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+@pytest.mark.parametrize("shared_tokens", [0, 8, 384])
+def test_published_tokens(ranks: int, shared_tokens: int) -> None:
+    """Four calls over the generations of every rank's workspace; no shared token at all included."""
+    world = WORLDS[ranks]
+    world.check(world.world(12, shared_tokens), MODES[ranks], calls=4)
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_random_inputs(ranks: int) -> None:
+    """Within the tolerances, and what is published is bit for bit what the dense mode writes."""
+    world = WORLDS[ranks]
+    tokens = tuple(10 + 30 * rank for rank in range(ranks))
+    world.check(world.world(tokens, 16, "k3_router", "random"), MODES[ranks], bitwise=False)
