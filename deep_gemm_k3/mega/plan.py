@@ -52,7 +52,8 @@ class Plan:
         Needed: num_ranks, num_experts, num_topk, num_max_tokens_per_rank, hidden, intermediate_hidden. Optional:
         num_tokens, num_shared_tokens, num_max_shared_tokens, shared_hidden, shared_intermediate_hidden, shared_output
         ('none', 'dense', 'hidden_sharded', 'token_owner'), activation, has_clamp, fast_math, has_statistics,
-        batch_invariant, target ('sm_90a', 'sm_100a'), num_sms. ``device`` is where the tensors would live.
+        batch_invariant, target ('sm_90a', 'sm_100a'), num_sms, whole_device (False: other ranks' kernels run on the
+        device's other SMs). ``device`` is where the tensors would live.
         """
         return cls(json.loads(ops().plan_explain(json.dumps(problem))), device)
 
@@ -151,7 +152,17 @@ def problem_of(sym_buffer: SymmBuffer) -> dict[str, Any]:
         "shared_intermediate_hidden": sym_buffer.bf16_shared_intermediate_hidden,
         "target": sym_buffer.target,
         "num_sms": sym_buffer.num_sms,
+        "whole_device": _is_whole(sym_buffer),
     }
+
+
+def _is_whole(sym_buffer: SymmBuffer) -> bool:
+    import torch
+
+    device = sym_buffer.device
+    if device.type != "cuda":
+        return True
+    return sym_buffer.num_sms >= torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def all_configs(problem: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -149,6 +149,7 @@ class Family:
             "num_ranks": s.ranks, "num_experts": s.experts, "num_topk": s.topk, "hidden": s.hidden,
             "intermediate_hidden": s.intermediate, "num_max_tokens_per_rank": -(-max(1, *s.tokens, 0) // 384) * 384,
             "target": TARGET, "num_sms": options.get("num_sms") or sms // s.ranks, "has_statistics": True,
+            "whole_device": s.ranks == 1 and "num_sms" not in options,
         }  # fmt: skip
         shared_limit = common["num_max_tokens_per_rank"] if s.shared_tokens is None else max(s.shared_tokens, 1)
         common["num_max_shared_tokens"] = shared_limit

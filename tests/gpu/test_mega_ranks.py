@@ -15,7 +15,7 @@ def family(ranks: int, *signatures: Signature) -> Family:
     return Family(WorldShape((384,) * ranks, 4 * ranks, 4, 1024, 512, 384, 2048, 256), *signatures)
 
 
-WORLDS = {2: family(2, EXACT_SWIGLU, SP_RS), 4: family(4, RS), 8: family(8, EXACT_SWIGLU, SP_RS)}
+WORLDS = {2: family(2, EXACT_SWIGLU, SP_RS), 4: family(4, DENSE, RS), 8: family(8, EXACT_SWIGLU, SP_RS)}
 FAMILIES = tuple(WORLDS.values())
 MODES = {2: SP_RS, 4: RS, 8: SP_RS}
 
@@ -58,7 +58,8 @@ def test_published_tokens(ranks: int, shared_tokens: int) -> None:
 
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_random_inputs(ranks: int) -> None:
-    """Within the tolerances, and what is published is bit for bit what the dense mode writes."""
+    """Within the tolerances; four ranks also publish, bit for bit what their dense mode writes."""
     world = WORLDS[ranks]
     tokens = tuple(10 + 30 * rank for rank in range(ranks))
-    world.check(world.world(tokens, 16, "k3_router", "random"), MODES[ranks], bitwise=False)
+    given = world.world(tokens, 16, "k3_router", "random")
+    world.check(given, RS if ranks == 4 else EXACT_SWIGLU, bitwise=False)

@@ -118,6 +118,16 @@ def test_tiles_follow_expected_rows() -> None:
     assert tile(8) == 8 and tile(8192) == 128
 
 
+def test_a_part_of_a_device_gets_one_cta_on_each_sm() -> None:
+    """Two of one rank's CTAs beside each other would leave nothing to start on to the rank they wait for, or too little."""
+    few = {**K3, "num_tokens": 1, "num_sms": 66}
+    assert Plan.make(**few).config["num_ctas_per_sm"] == 2
+    part = {**few, "whole_device": False}
+    plan = Plan.make(**part)
+    assert plan.config["num_ctas_per_sm"] == 1 and plan.data["grid"] == 66
+    assert {entry["config"]["num_ctas_per_sm"] for entry in all_configs(part)} == {1}
+
+
 def test_shared_tiles_are_chosen_apart_from_routed_ones() -> None:
     few = Plan.make(**{**K3, "num_tokens": 1, "num_shared_tokens": 8192}).config
     many = Plan.make(**{**K3, "num_tokens": 8192, "num_shared_tokens": 1}).config

@@ -60,8 +60,10 @@ int routed_tokens_for(Architecture arch, double mean) {
     return 128;
 }
 
-int ctas_per_sm(Architecture arch, const TileShape& routed_tile) {
-    return arch == Architecture::kSM90 && routed_tile.num_tokens <= 32 ? 2 : 1;
+// Two CTAs share an SM only where the rank has the whole device: the hardware spreads a grid over as many SMs as it
+// finds, so on a part of the device it would take the SMs on which the ranks that it waits for have to start.
+int ctas_per_sm(const DeviceFacts& device, const TileShape& routed_tile) {
+    return device.arch == Architecture::kSM90 && device.is_whole && routed_tile.num_tokens <= 32 ? 2 : 1;
 }
 
 // Non-empty experts of this rank, in expectation over uniform routing.
@@ -161,7 +163,7 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
 }
 
 Config combine(const Problem& problem, const DeviceFacts& device, const Load& routed, const Load& shared) {
-    const int per_sm = ctas_per_sm(device.arch, routed.tile);
+    const int per_sm = ctas_per_sm(device, routed.tile);
     Config config{.arch = device.arch,
         .shape = problem.shape,
         .shared_hidden = problem.shared_output == SharedOutput::kNone ? 0 : problem.shared_hidden,
@@ -195,7 +197,7 @@ double expected_tokens_per_expert(const Problem& problem) {
 
 Config choose_config(const Problem& problem, const DeviceFacts& device) {
     const Load routed = routed_load(problem, device);
-    return combine(problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(device.arch, routed.tile)));
+    return combine(problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(device, routed.tile)));
 }
 
 std::vector<Config> all_configs(
@@ -211,7 +213,7 @@ std::vector<Config> all_configs(
         std::set<Load> seen_shared;
         const int last = problem.shared_output == SharedOutput::kNone ? 0 : max_shared_tokens;
         for (varied.num_shared_tokens = 0; varied.num_shared_tokens <= last; ++varied.num_shared_tokens) {
-            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(device.arch, routed.tile));
+            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(device, routed.tile));
             if (!seen_shared.insert(shared).second)
                 continue;
             const Config config = combine(varied, device, routed, shared);

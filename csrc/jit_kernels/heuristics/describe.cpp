@@ -188,6 +188,7 @@ DeviceFacts device_from_json(const json::Value& given) {
     device.num_sms = given.int_or("num_sms", device.num_sms);
     if (device.num_sms < 1)
         throw std::runtime_error("num_sms: wanted at least 1, given " + std::to_string(device.num_sms));
+    device.is_whole = given.bool_or("whole_device", true);
     return device;
 }
 

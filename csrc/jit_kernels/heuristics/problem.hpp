@@ -8,6 +8,8 @@ namespace deep_gemm_k3::heuristics {
 struct DeviceFacts {
     Architecture arch;
     int num_sms; // the rank's share of the device
+    // False: other kernels that this one may wait for, such as another local rank's, run on the rest of the device.
+    bool is_whole = true;
 };
 
 // Everything a launch depends on. `signature` fields are compared between ranks; the two token counts are not among

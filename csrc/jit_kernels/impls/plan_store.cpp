@@ -1,5 +1,6 @@
 #include "plan_store.hpp"
 
+#include "jit/driver.hpp"
 #include "jit_kernels/heuristics/config.hpp"
 #include "jit_kernels/heuristics/describe.hpp"
 #include "launch.hpp"
@@ -70,6 +71,7 @@ heuristics::DeviceFacts device_of(const runtime::Buffer& buffer) {
     heuristics::DeviceFacts device = heuristics::default_device(heuristics::architecture_of(buffer.spec.target));
     if (buffer.spec.num_sms > 0)
         device.num_sms = buffer.spec.num_sms;
+    device.is_whole = buffer.on_cpu() || device.num_sms >= jit::cu::device_facts(buffer.spec.device_index).num_sms;
     return device;
 }
 
@@ -87,7 +89,9 @@ json::Value describe_signature(const checks::Call& call, Route route) {
     signature["entry"] = checks::entry_name(call.entry);
     signature["executor"] = route == Route::kCuda ? "cuda" : place_name(route, *call.buffer);
     description["shared_output"] = heuristics::shared_output_name(problem.shared_output);
-    description["num_sms"] = device_of(*call.buffer).num_sms;
+    const heuristics::DeviceFacts device = device_of(*call.buffer);
+    description["num_sms"] = device.num_sms;
+    description["whole_device"] = device.is_whole;
     return json::Object{{"signature", std::move(signature)}, {"problem", std::move(description)},
         {"place", place_name(route, *call.buffer)}};
 }
