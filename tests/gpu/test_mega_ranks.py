@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mega_support import EXACT_SWIGLU, RS, SP_RS, Family, Signature
+from mega_support import DENSE, EXACT_SWIGLU, RS, SP_RS, Family, Signature
 
 from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.routing import ROUTINGS
