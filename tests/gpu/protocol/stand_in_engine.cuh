@@ -82,9 +82,7 @@ struct Engine {
     static __device__ void meet() { ptx::barrier_sync(ptx::NamedBarrier::kMath, kNumMathThreads); }
 
     static __device__ void wait(const sched::Context& ctx, const sched::Task& task) {
-        const sync::Dependency on = sync::dependency<C>(ctx, task);
-        if (!sync::is_ready(on))
-            sync::wait_ready(ctx, on, task.block);
+        sync::wait_ready(ctx, sync::dependency<C>(ctx, task), task.block);
     }
 
     static __device__ void run_token(const sched::Context& ctx, const sched::Task& task, int token) {
