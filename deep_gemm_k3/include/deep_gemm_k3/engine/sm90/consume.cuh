@@ -32,7 +32,7 @@ __device__ __forceinline__ void consume_routed(
         epilogue::ToPool<C>(ctx).load_rows(task, rows);
     else
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
-    Mainloop(ctx).run(ctx, pipeline, record.num_stages, acc);
+    Mainloop().run(ctx, pipeline, record.num_stages, acc);
     if constexpr (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1) {
         using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))

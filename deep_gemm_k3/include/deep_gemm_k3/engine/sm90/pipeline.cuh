@@ -86,8 +86,8 @@ struct Pipeline {
     __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }
 
     // Called by all lanes of a math warp whose reads of stage `s` are done.
-    __device__ __forceinline__ void release(int lane_idx, uint32_t s) const {
-        if (lane_idx == 0)
+    __device__ __forceinline__ void release(uint32_t s) const {
+        if (ptx::thread_index() % 32 == 0)
             ptx::mbarrier_arrive(empty(s));
     }
 };

@@ -37,11 +37,12 @@ struct RoutedMainloop {
     uint32_t codes_offset; // of this thread inside a stage
     uint32_t scales_offset;
 
-    __device__ __forceinline__ explicit RoutedMainloop(const sched::Context& ctx) {
-        const uint32_t warpgroup = ctx.warp_idx / 4, warp = ctx.warp_idx % 4;
+    __device__ __forceinline__ RoutedMainloop() {
+        const uint32_t thread = ptx::thread_index();
+        const uint32_t warpgroup = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
         const uint32_t first = plan::routed_token_bytes(C.routed_tile) + warpgroup * kNumBlocks * plan::kUnitBytes;
-        codes_offset = first + (ctx.thread_idx % 128) * 16;
-        scales_offset = first + plan::kUnitCodeBytes + (warp * 8 + ctx.lane_idx / 4) * 8;
+        codes_offset = first + thread % 128 * 16;
+        scales_offset = first + plan::kUnitCodeBytes + (warp * 8 + lane / 4) * 8;
     }
 
     template <int kHalf>
@@ -124,7 +125,7 @@ struct RoutedMainloop {
                 load_half<0>(stage, packed);
             run_group<0>(stage, tokens, packed, fragments, acc);
             if (k > 0)
-                pipeline.release(ctx.lane_idx, pipeline.previous());
+                pipeline.release(pipeline.previous());
             run_group<1>(stage, tokens, packed, fragments, acc);
             if constexpr (kNumGroups == 4) {
                 run_group<2>(stage, tokens, packed, fragments, acc);
@@ -140,7 +141,7 @@ struct RoutedMainloop {
 #pragma unroll
             for (int i = 0; i < kNumAccumulators; ++i)
                 ptx::keep(acc[m][i]);
-        pipeline.release(ctx.lane_idx, pipeline.previous());
+        pipeline.release(pipeline.previous());
     }
 
     // A warpgroup without rows in the last tile only keeps the ring turning.
@@ -148,7 +149,7 @@ struct RoutedMainloop {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full(ctx);
-            pipeline.release(ctx.lane_idx, pipeline.stage);
+            pipeline.release(pipeline.stage);
             pipeline.advance();
         }
     }

@@ -39,14 +39,14 @@ struct SharedMainloop {
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
             if (k > 0)
-                pipeline.release(ctx.lane_idx, pipeline.previous());
+                pipeline.release(pipeline.previous());
             pipeline.advance();
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < kNumAccumulators; ++i)
             ptx::keep(acc[0][i]);
-        pipeline.release(ctx.lane_idx, pipeline.previous());
+        pipeline.release(pipeline.previous());
     }
 };
 
