@@ -50,4 +50,23 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
     return done != 0;
 }
 
+// Waits for the phase of the given parity; true: it did not complete in `num_tries` tries, each of which may suspend
+// the thread for a while. The one wrapper that holds a loop: between wgmma instructions the compiler must see no branch
+// that could divide the warp, or it serialises them and gives up uniform registers.
+__device__ __forceinline__ bool mbarrier_wait_fails(uint32_t barrier, uint32_t parity, uint32_t num_tries) {
+    uint32_t failed;
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .pred done;\n\t.reg .u32 left;\n\t"
+                 "mov.u32 left, %3;\n"
+                 "AGAIN:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                 "sub.u32 left, left, 1;\n\t"
+                 "setp.eq.or.u32 p, left, 0, done;\n\t"
+                 "@!p bra AGAIN;\n\t"
+                 "selp.u32 %0, 0, 1, done;\n\t}"
+        : "=r"(failed)
+        : "r"(barrier), "r"(parity), "r"(num_tries)
+        : "memory");
+    return failed != 0;
+}
+
 } // namespace deep_gemm_k3::ptx

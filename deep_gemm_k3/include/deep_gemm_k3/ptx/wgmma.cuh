@@ -34,7 +34,7 @@ struct WgmmaDescriptor {
     uint32_t low;
 
     __device__ __forceinline__ explicit WgmmaDescriptor(uint32_t shared_address)
-        : low(__shfl_sync(0xFFFFFFFFu, ((shared_address & 0x3FFFF) >> 4) | (1u << 16), 0)) {}
+        : low(((shared_address & 0x3FFFF) >> 4) | (1u << 16)) {}
     __device__ __forceinline__ uint64_t at(uint32_t byte_offset) const {
         constexpr uint32_t high = (1024u >> 4) | (1u << 30); // stride between groups; 128-byte swizzle
         return (static_cast<uint64_t>(high) << 32) | (low + (byte_offset >> 4));

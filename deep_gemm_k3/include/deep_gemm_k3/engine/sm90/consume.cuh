@@ -22,7 +22,7 @@ __device__ __forceinline__ void consume_routed(
     const int first_row =
         task.row_tile * C.routed_tile.num_rows + ctx.warp_idx / 4 * Mainloop::kNumBlocks * plan::kUnitRows;
     if (first_row >= sched::num_weight_rows(C, task.phase)) {
-        Mainloop::skip(ctx, pipeline, record.num_stages);
+        Mainloop().skip(ctx, pipeline, record.num_stages);
         return;
     }
     epilogue::TokenRows<Mainloop::kTokens> rows;
@@ -68,15 +68,17 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
     Pipeline<C> pipeline(ctx.shared);
 #pragma unroll 1
     while (true) {
-        pipeline.wait_full(ctx);
+        pipeline.wait_full();
         const TaskRecord& record = pipeline.next_record(ctx);
-        if (record.num_stages == 0)
+        if (record.num_stages == 0 || pipeline.has_failed)
             break;
         if (!sched::is_shared(record.task.phase))
             consume_routed<C>(ctx, record, pipeline);
         else if constexpr (C.has_shared())
             consume_shared<C>(ctx, record, pipeline);
     }
+    if (pipeline.has_failed)
+        sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kMath, sync::What::kStage, pipeline.stage}, 0, 0);
 }
 
 } // namespace deep_gemm_k3::engine

@@ -45,14 +45,16 @@ struct Pipeline {
     static constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
     static constexpr uint32_t kStageBytes = plan::stage_bytes(C);
     static constexpr uint32_t kNumStages = C.num_stages;
+    static constexpr uint32_t kNumTries = 1u << 28;
 
     uint32_t base;   // start of shared memory
     uint32_t stage;  // next stage
     uint32_t parity; // of the phase of full[stage] that the next fill completes
     uint32_t record; // next task record
+    bool has_failed; // a wait passed its limit
 
     __device__ __forceinline__ explicit Pipeline(const uint8_t* shared)
-        : base(ptx::shared_address(shared)), stage(0), parity(0), record(0) {}
+        : base(ptx::shared_address(shared)), stage(0), parity(0), record(0), has_failed(false) {}
 
     __device__ __forceinline__ uint32_t address() const { return base + kLayout.stages + stage * kStageBytes; }
     __device__ __forceinline__ uint32_t full(uint32_t s) const { return base + kLayout.barriers + s * 8; }
@@ -72,10 +74,10 @@ struct Pipeline {
     }
     __device__ __forceinline__ uint32_t previous() const { return stage == 0 ? kNumStages - 1 : stage - 1; }
 
-    __device__ __forceinline__ void wait_full(const sched::Context& ctx) const {
-        const uint32_t barrier = full(stage), wanted = parity;
-        sync::wait_local(ctx, {sync::Role::kMath, sync::What::kStage, stage},
-            [=] { return ptx::mbarrier_try_wait(barrier, wanted); });
+    // Waits for the next stage. What it waits for always comes, since the producer never stops; the limit is there for
+    // hardware that fails. Then the thread carries on and reports at the end (see consume).
+    __device__ __forceinline__ void wait_full() {
+        has_failed |= ptx::mbarrier_wait_fails(full(stage), parity, kNumTries);
     }
     // The first pass over the ring finds every stage empty.
     __device__ __forceinline__ void wait_empty(const sched::Context& ctx) const {
@@ -86,8 +88,8 @@ struct Pipeline {
     __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }
 
     // Called by all lanes of a math warp whose reads of stage `s` are done.
-    __device__ __forceinline__ void release(uint32_t s) const {
-        if (ptx::thread_index() % 32 == 0)
+    __device__ __forceinline__ void release(bool is_first_lane, uint32_t s) const {
+        if (is_first_lane)
             ptx::mbarrier_arrive(empty(s));
     }
 };

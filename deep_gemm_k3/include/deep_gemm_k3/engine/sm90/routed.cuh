@@ -45,6 +45,14 @@ struct RoutedMainloop {
         scales_offset = first + plan::kUnitCodeBytes + (warp * 8 + lane / 4) * 8;
     }
 
+    // From what is in a register anyway: all other parts of the offset are multiples of 512. Computed anew each time:
+    // a condition that does not change would make the compiler split the loop in two, one half of the warp in each.
+    __device__ __forceinline__ bool is_first_lane() const {
+        uint32_t offset = codes_offset;
+        ptx::keep(offset);
+        return (offset & 0x1F0) == 0;
+    }
+
     template <int kHalf>
     __device__ __forceinline__ void load_half(uint32_t stage, Packed& packed) const {
 #pragma unroll
@@ -118,14 +126,14 @@ struct RoutedMainloop {
                 acc[m][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
-            pipeline.wait_full(ctx);
+            pipeline.wait_full();
             const uint32_t stage = pipeline.address();
             const ptx::WgmmaDescriptor tokens(stage);
             if constexpr (kPrefetch)
                 load_half<0>(stage, packed);
             run_group<0>(stage, tokens, packed, fragments, acc);
             if (k > 0)
-                pipeline.release(pipeline.previous());
+                pipeline.release(is_first_lane(), pipeline.previous());
             run_group<1>(stage, tokens, packed, fragments, acc);
             if constexpr (kNumGroups == 4) {
                 run_group<2>(stage, tokens, packed, fragments, acc);
@@ -141,15 +149,15 @@ struct RoutedMainloop {
 #pragma unroll
             for (int i = 0; i < kNumAccumulators; ++i)
                 ptx::keep(acc[m][i]);
-        pipeline.release(pipeline.previous());
+        pipeline.release(is_first_lane(), pipeline.previous());
     }
 
     // A warpgroup without rows in the last tile only keeps the ring turning.
-    static __device__ __forceinline__ void skip(const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages) {
+    __device__ __forceinline__ void skip(const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages) const {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
-            pipeline.wait_full(ctx);
-            pipeline.release(pipeline.stage);
+            pipeline.wait_full();
+            pipeline.release(is_first_lane(), pipeline.stage);
             pipeline.advance();
         }
     }

@@ -26,7 +26,7 @@ struct SharedMainloop {
             acc[0][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
-            pipeline.wait_full(ctx);
+            pipeline.wait_full();
             const ptx::WgmmaDescriptor weights(pipeline.address() + first_row);
             const ptx::WgmmaDescriptor tokens(pipeline.address() + kNumBoxes * kWeightBoxBytes);
             ptx::wgmma_fence();
@@ -39,14 +39,14 @@ struct SharedMainloop {
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
             if (k > 0)
-                pipeline.release(pipeline.previous());
+                pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
             pipeline.advance();
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < kNumAccumulators; ++i)
             ptx::keep(acc[0][i]);
-        pipeline.release(pipeline.previous());
+        pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
     }
 };
 
