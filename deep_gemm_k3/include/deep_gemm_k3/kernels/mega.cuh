@@ -82,6 +82,27 @@ __device__ __forceinline__ void delay(const Params& params) {
         ptx::nanosleep(1000);
 }
 
+// A role's view of the call, read anew by each role: what one of them needs occupies no register while another runs.
+template <Config C>
+__device__ __forceinline__ sched::Context make_context(const Params& params, uint8_t* shared) {
+    uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
+    const uint32_t epoch = *reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kEpoch);
+    const int thread = ptx::thread_index(), warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
+    return {params, params.buffers[params.rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
+        static_cast<int>(ptx::cta_index()), static_cast<int>(gridDim.x), thread, warp, thread % 32};
+}
+
+template <Config C, class Engine>
+__device__ __forceinline__ void run_math(const Params& params, uint8_t* shared) {
+    Engine::consume(make_context<C>(params, shared));
+    const sched::Context ctx = make_context<C>(params, shared);
+    debug::mark(ctx, debug::Event::kTasksDone);
+    if constexpr (C.is_published())
+        ptx::barrier_arrive(ptx::NamedBarrier::kTasksDone, C.num_math_warpgroups * 128 + 32);
+    roles::combine<C>(ctx);
+    debug::mark(ctx, debug::Event::kCombined);
+}
+
 // Engine: static initialize(params, shared), produce(ctx, iterator) for one warp, consume(ctx) for the math
 // warpgroups. consume returns when the calling thread's stores are issued and its bulk stores have completed.
 template <Config C, class Engine>
@@ -91,30 +112,22 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     static_assert(C.num_threads == (num_math_warps + 1 + plan::kNumDispatchWarps) * 32);
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
     start<C, Engine>(params, shared, roles);
-    const uint32_t epoch = *reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kEpoch);
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-    const sched::Context ctx{params, params.buffers[params.rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
-        static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x), warp,
-        static_cast<int>(threadIdx.x) % 32};
     if (*reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kAborted) != 0) {
         if (threadIdx.x == 0)
-            roles::report_abort(ctx);
+            roles::report_abort(make_context<C>(params, shared));
         return;
     }
     delay(params);
-    debug::mark(ctx, debug::Event::kStart);
+    debug::mark(make_context<C>(params, shared), debug::Event::kStart);
     if (warp < num_math_warps) {
         if constexpr (registers.math != 0)
             ptx::increase_registers<registers.math>();
-        Engine::consume(ctx);
-        debug::mark(ctx, debug::Event::kTasksDone);
-        if constexpr (C.is_published())
-            ptx::barrier_arrive(ptx::NamedBarrier::kTasksDone, num_math_warps * 32 + 32);
-        roles::combine<C>(ctx);
-        debug::mark(ctx, debug::Event::kCombined);
+        run_math<C, Engine>(params, shared);
     } else {
         if constexpr (registers.other != 0)
             ptx::decrease_registers<registers.other>();
+        const sched::Context ctx = make_context<C>(params, shared);
         if (warp == num_math_warps) {
             sched::TaskIterator<C> tasks(ctx);
             Engine::produce(ctx, tasks);
@@ -123,6 +136,7 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         }
     }
     __syncthreads();
+    const sched::Context ctx = make_context<C>(params, shared);
     debug::mark(ctx, debug::Event::kEnd);
     if (threadIdx.x == 0)
         roles::leave(ctx);

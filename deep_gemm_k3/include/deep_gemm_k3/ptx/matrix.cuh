@@ -4,13 +4,6 @@
 
 namespace deep_gemm_k3::ptx {
 
-// The thread's index in its CTA, read where it stands: the compiler neither hoists nor shares it.
-__device__ __forceinline__ uint32_t thread_index() {
-    uint32_t index;
-    asm volatile("mov.u32 %0, %tid.x;" : "=r"(index));
-    return index;
-}
-
 // Stores 8x8 BF16 matrices transposed: a lane's register holds row lane/4, columns 2*(lane%4) and +1 of a matrix; lane
 // 8*i + r gives the address that receives column r (16 bytes, 8 rows) of matrix i.
 __device__ __forceinline__ void store_matrix_x2_transposed(uint32_t address, uint32_t m0, uint32_t m1) {

@@ -1,8 +1,21 @@
-// Fences, named barriers and clocks. One wrapper = one instruction.
+// Indices, fences, named barriers and clocks. One wrapper = one instruction.
 #pragma once
 #include "../types.cuh"
 
 namespace deep_gemm_k3::ptx {
+
+// The thread's index in its CTA and the CTA's in the grid, read where they stand: the compiler neither hoists nor keeps
+// them.
+__device__ __forceinline__ uint32_t thread_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(index));
+    return index;
+}
+__device__ __forceinline__ uint32_t cta_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(index));
+    return index;
+}
 
 // Named barriers of a CTA. 0 is __syncthreads.
 enum class NamedBarrier : int {

@@ -16,6 +16,7 @@
 #pragma once
 #include "../../plan/shared_memory.cuh"
 #include "../../ptx/mbarrier.cuh"
+#include "../../ptx/sync.cuh"
 #include "../../sched/task.cuh"
 #include "../../sync/wait.cuh"
 

@@ -19,9 +19,9 @@ struct RoutedMainloop {
     static constexpr int kNumBlocks = C.routed_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
     static constexpr int kNumAccumulators = kTokens / 2;                                                // per block
     static constexpr int kBlocksPerStage = 4;                                                           // k32 blocks
-    // Registers decide both: two CTAs per SM leave 104, 128 tokens take 128 for the accumulators.
+    // Registers decide both: two CTAs per SM leave 96, 128 tokens take 128 for the accumulators.
     static constexpr int kGroupBlocks = kTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
-    static constexpr bool kPrefetch = C.num_ctas_per_sm == 1;
+    static constexpr bool kPrefetch = kTokens < 128 && C.num_ctas_per_sm == 1;
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
     static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
 
