@@ -2,6 +2,7 @@
 #include "callbacks.hpp"
 #include "checks/call.hpp"
 #include "checks/shape.hpp"
+#include "jit_kernels/heuristics/describe.hpp"
 #include "jit_kernels/impls/launch.hpp"
 #include "jit_kernels/impls/plan_store.hpp"
 #include "runtime/registry.hpp"
@@ -112,7 +113,7 @@ void make_ready(int64_t handle, runtime::Buffer& buffer, const Call& call) {
         return;
     if (store.route() == impls::Route::kCuda)
         impls::prepare_buffer(buffer, call);
-    const std::string error = callbacks::first_call(handle, impls::describe_signature(call, store.route()).dump());
+    const std::string error = callbacks::first_call(handle, impls::describe_signature(call, store).dump());
     if (!error.empty())
         throw std::runtime_error(std::string(checks::entry_name(call.entry)) + ": " + error);
     store.set_ready(signature);
@@ -211,7 +212,15 @@ void set_cpu_route(std::string route) {
 void set_debug(int64_t handle, int64_t delay_ns, int64_t timeline) {
     impls::PlanStore& store = impls::store_of(runtime::find_buffer(handle));
     store.debug_delay_ns = static_cast<uint32_t>(delay_ns);
-    store.timeline = reinterpret_cast<void*>(timeline);
+    if (store.timeline() != reinterpret_cast<void*>(timeline))
+        store.set_timeline(reinterpret_cast<void*>(timeline));
+}
+
+// For measurements: what plans of this buffer have to take, by the names that explain() shows; the next call is a first
+// call again.
+void set_overrides(int64_t handle, std::string overrides) {
+    impls::store_of(runtime::find_buffer(handle))
+        .set_overrides(heuristics::overrides_from_json(json::parse(overrides)));
 }
 
 int64_t params_bytes() {
@@ -232,6 +241,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("params_bytes() -> int");
     m.def("list_checks() -> str");
     m.def("set_debug(int handle, int delay_ns, int timeline) -> ()");
+    m.def("set_overrides(int handle, str overrides) -> ()");
     m.def("set_route(int handle, str route) -> ()");
     m.def("set_cpu_route(str route) -> ()");
 }
@@ -249,6 +259,7 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("params_bytes", TORCH_BOX(&deep_gemm_k3::params_bytes));
     m.impl("list_checks", TORCH_BOX(&deep_gemm_k3::checks::list_checks));
     m.impl("set_debug", TORCH_BOX(&deep_gemm_k3::set_debug));
+    m.impl("set_overrides", TORCH_BOX(&deep_gemm_k3::set_overrides));
     m.impl("set_route", TORCH_BOX(&deep_gemm_k3::set_route));
     m.impl("set_cpu_route", TORCH_BOX(&deep_gemm_k3::set_cpu_route));
 }

@@ -53,7 +53,8 @@ class Plan:
         num_tokens, num_shared_tokens, num_max_shared_tokens, shared_hidden, shared_intermediate_hidden, shared_output
         ('none', 'dense', 'hidden_sharded', 'token_owner'), activation, has_clamp, fast_math, has_statistics,
         batch_invariant, target ('sm_90a', 'sm_100a'), num_sms, whole_device (False: other ranks' kernels run on the
-        device's other SMs). ``device`` is where the tensors would live.
+        device's other SMs), overrides (of the planner's choices, for measurements: routed_tokens, shared_tokens,
+        num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
         """
         return cls(json.loads(ops().plan_explain(json.dumps(problem))), device)
 
@@ -181,8 +182,9 @@ def load_kernels(problem: Mapping[str, Any], place: str) -> WarmupReport:
     from ..jit.warmup import warm_up
 
     target = str(problem.get("target", "sm_90a"))
+    traced = bool(problem.get("traced", False))
     configs = all_configs(problem)
-    sources = [_source(target, entry["literal"]) for entry in configs]
+    sources = [_source(target, entry["literal"], traced) for entry in configs]
     store = default_store()
     report = warm_up(sources, store)
     for source, entry in zip(sources, configs, strict=True):
@@ -192,17 +194,17 @@ def load_kernels(problem: Mapping[str, Any], place: str) -> WarmupReport:
     return report
 
 
-def load_kernel(place: str, target: str, literal: str) -> None:
+def load_kernel(place: str, target: str, literal: str, traced: bool = False) -> None:
     """Compile and load one config into one place (``emulator`` or ``null``)."""
     from ..jit.kernel import default_store
 
-    default_store().load(_source(target, literal), place, ops().params_bytes())
+    default_store().load(_source(target, literal, traced), place, ops().params_bytes())
 
 
-def _source(target: str, literal: str) -> KernelSource:
+def _source(target: str, literal: str, traced: bool) -> KernelSource:
     from ..jit.source import KernelSource
 
-    return KernelSource(KERNELS[target], target, literal)
+    return KernelSource(KERNELS[target] + ("_traced" if traced else ""), target, literal)
 
 
 def warmup(

@@ -60,10 +60,15 @@ int routed_tokens_for(Architecture arch, double mean) {
     return 128;
 }
 
+int chosen(int override, int otherwise) {
+    return override > 0 ? override : otherwise;
+}
+
 // Two CTAs share an SM only where the rank has the whole device: the hardware spreads a grid over as many SMs as it
 // finds, so on a part of the device it would take the SMs on which the ranks that it waits for have to start.
-int ctas_per_sm(const DeviceFacts& device, const TileShape& routed_tile) {
-    return device.arch == Architecture::kSM90 && device.is_whole && routed_tile.num_tokens <= 32 ? 2 : 1;
+int ctas_per_sm(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
+    const bool fits_two = device.arch == Architecture::kSM90 && device.is_whole && routed_tile.num_tokens <= 32;
+    return chosen(problem.overrides.num_ctas_per_sm, fits_two ? 2 : 1);
 }
 
 // Non-empty experts of this rank, in expectation over uniform routing.
@@ -78,7 +83,8 @@ double expected_blocks(const Problem& problem, int tile_tokens) {
 
 Load routed_load(const Problem& problem, const DeviceFacts& device) {
     const double mean = expected_tokens_per_expert(problem);
-    const int tokens = problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean);
+    const int tokens = chosen(problem.overrides.routed_tokens,
+        problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean));
     Load load{.tile = {.num_rows = 256, .num_tokens = tokens, .num_k = 128}, .num_l1_tiles = 0, .num_l2_tiles = 0};
     const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
@@ -103,6 +109,7 @@ Load shared_load(const Problem& problem, const TileShape& routed_tile, int num_c
         load.tile.num_tokens = problem.num_shared_tokens <= 16 ? 16 : 64;
     else
         load.tile.num_tokens = problem.num_shared_tokens <= 64 ? 64 : 128;
+    load.tile.num_tokens = chosen(problem.overrides.shared_tokens, load.tile.num_tokens);
     const int blocks = counted_blocks(ceil_div(problem.num_shared_tokens, load.tile.num_tokens));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.shared_intermediate, load.tile.num_rows));
     load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shared_hidden, load.tile.num_rows));
@@ -156,14 +163,15 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
     Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
     balance(routed_l1, shared_l1, num_ctas);
     balance(routed_l2, shared_l2, num_ctas);
-    return {.routed_l1 = routed_l1.num_splits,
-        .routed_l2 = routed_l2.num_splits,
-        .shared_l1 = shared_l1.num_splits,
-        .shared_l2 = shared_l2.num_splits};
+    const SplitCounts& wanted = problem.overrides.splits;
+    return {.routed_l1 = chosen(wanted.routed_l1, routed_l1.num_splits),
+        .routed_l2 = chosen(wanted.routed_l2, routed_l2.num_splits),
+        .shared_l1 = chosen(wanted.shared_l1, shared_l1.num_splits),
+        .shared_l2 = chosen(wanted.shared_l2, shared_l2.num_splits)};
 }
 
 Config combine(const Problem& problem, const DeviceFacts& device, const Load& routed, const Load& shared) {
-    const int per_sm = ctas_per_sm(device, routed.tile);
+    const int per_sm = ctas_per_sm(problem, device, routed.tile);
     Config config{.arch = device.arch,
         .shape = problem.shape,
         .shared_hidden = problem.shared_output == SharedOutput::kNone ? 0 : problem.shared_hidden,
@@ -180,7 +188,7 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_math_warpgroups = kNumMathWarpgroups,
         .num_threads = kNumThreads,
         .num_ctas_per_sm = per_sm};
-    config.num_stages = std::clamp(plan::max_num_stages(config), 1, kMaxStages);
+    config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
     return config;
 }
 
@@ -197,7 +205,8 @@ double expected_tokens_per_expert(const Problem& problem) {
 
 Config choose_config(const Problem& problem, const DeviceFacts& device) {
     const Load routed = routed_load(problem, device);
-    return combine(problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(device, routed.tile)));
+    return combine(
+        problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(problem, device, routed.tile)));
 }
 
 std::vector<Config> all_configs(
@@ -213,7 +222,7 @@ std::vector<Config> all_configs(
         std::set<Load> seen_shared;
         const int last = problem.shared_output == SharedOutput::kNone ? 0 : max_shared_tokens;
         for (varied.num_shared_tokens = 0; varied.num_shared_tokens <= last; ++varied.num_shared_tokens) {
-            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(device, routed.tile));
+            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(varied, device, routed.tile));
             if (!seen_shared.insert(shared).second)
                 continue;
             const Config config = combine(varied, device, routed, shared);

@@ -165,7 +165,29 @@ BufferShape shape_from_json(const json::Value& given) {
         .shared_intermediate = shared_intermediate};
 }
 
+json::Value overrides_json(const Overrides& o) {
+    return Object{{"routed_tokens", o.routed_tokens}, {"shared_tokens", o.shared_tokens},
+        {"num_ctas_per_sm", o.num_ctas_per_sm}, {"num_stages", o.num_stages},
+        {"splits", Object{{"routed_l1", o.splits.routed_l1}, {"routed_l2", o.splits.routed_l2},
+                       {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}}};
+}
+
+Overrides overrides_from_json(const json::Value& given) {
+    Overrides overrides{.routed_tokens = given.int_or("routed_tokens", 0),
+        .shared_tokens = given.int_or("shared_tokens", 0),
+        .num_ctas_per_sm = given.int_or("num_ctas_per_sm", 0),
+        .num_stages = given.int_or("num_stages", 0),
+        .splits = {}};
+    if (const json::Value* splits = given.find("splits"))
+        overrides.splits = {.routed_l1 = splits->int_or("routed_l1", 0),
+            .routed_l2 = splits->int_or("routed_l2", 0),
+            .shared_l1 = splits->int_or("shared_l1", 0),
+            .shared_l2 = splits->int_or("shared_l2", 0)};
+    return overrides;
+}
+
 Problem problem_from_json(const json::Value& given) {
+    const json::Value* overrides = given.find("overrides");
     const auto output =
         static_cast<SharedOutput>(value_of(kSharedOutputs, "shared_output", given.string_or("shared_output", "none")));
     const bool has_shared = output != SharedOutput::kNone;
@@ -180,7 +202,8 @@ Problem problem_from_json(const json::Value& given) {
         .fast_math = given.bool_or("fast_math", true),
         .has_rms_norm = given.bool_or("has_rms_norm", has_shared),
         .has_statistics = given.bool_or("has_statistics", false),
-        .batch_invariant = given.bool_or("batch_invariant", false)};
+        .batch_invariant = given.bool_or("batch_invariant", false),
+        .overrides = overrides ? overrides_from_json(*overrides) : Overrides{}};
 }
 
 DeviceFacts device_from_json(const json::Value& given) {

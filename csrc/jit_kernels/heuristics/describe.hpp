@@ -14,6 +14,8 @@ json::Value config_json(const Config& config);
 
 // Problem and device from the description that Python passes; unknown names are errors that name what is wanted.
 Problem problem_from_json(const json::Value& given);
+Overrides overrides_from_json(const json::Value& given);
+json::Value overrides_json(const Overrides& overrides);
 DeviceFacts device_from_json(const json::Value& given);
 BufferShape shape_from_json(const json::Value& given);
 

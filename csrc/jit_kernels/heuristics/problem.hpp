@@ -12,6 +12,15 @@ struct DeviceFacts {
     bool is_whole = true;
 };
 
+// What a measurement insists on instead of the planner's choice. 0: the planner chooses.
+struct Overrides {
+    int routed_tokens; // tokens of a routed tile
+    int shared_tokens; // tokens of a shared tile
+    int num_ctas_per_sm;
+    int num_stages;
+    SplitCounts splits;
+};
+
 // Everything a launch depends on. `signature` fields are compared between ranks; the two token counts are not among
 // them.
 struct Problem {
@@ -26,6 +35,7 @@ struct Problem {
     bool has_rms_norm;
     bool has_statistics;
     bool batch_invariant;
+    Overrides overrides{};
 };
 
 } // namespace deep_gemm_k3::heuristics

@@ -30,8 +30,8 @@ float single(const std::optional<double>& value) {
     return value ? static_cast<float>(*value) : 0.0f;
 }
 
-const char* kernel_name(Architecture arch) {
-    return arch == Architecture::kSM90 ? "mega_sm90" : "mega_sm100";
+std::string kernel_name(Architecture arch, bool is_traced) {
+    return std::string(arch == Architecture::kSM90 ? "mega_sm90" : "mega_sm100") + (is_traced ? "_traced" : "");
 }
 
 jit::LaunchRequest request_for(const Plan& plan) {
@@ -124,7 +124,7 @@ Params params_for(runtime::Buffer& buffer, PlanStore& store, const Plan& plan, c
             .num_generations = static_cast<int>(call.tensor(Tensor::kWorkspace).sizes[0])};
     params.scalars = scalars_for(buffer, store, call);
     params.error_record = buffer.on_cpu() ? &store.error_record : jit::error_record(buffer);
-    params.timeline = store.timeline;
+    params.timeline = store.timeline();
     return params;
 }
 
@@ -144,16 +144,19 @@ TensorMap MapCache::get(const jit::TensorMapSpec& spec, jit::Target target, cons
     return map;
 }
 
-void prepare(Plan& plan, const runtime::Buffer& buffer, Route route) {
+void prepare(Plan& plan, const runtime::Buffer& buffer, const PlanStore& store) {
+    const Route route = store.route();
+    const bool is_traced = store.timeline() != nullptr;
     const char* arch = heuristics::target_name(plan.config.arch);
-    const std::string key = jit::kernel_key(kernel_name(plan.config.arch), arch, plan.literal);
+    const std::string key = jit::kernel_key(kernel_name(plan.config.arch, is_traced), arch, plan.literal);
     const int device = route == Route::kCuda       ? buffer.spec.device_index
                        : route == Route::kEmulator ? jit::kEmulatorDevice
                                                    : jit::kNoDevice;
     const std::string place = place_name(route, buffer);
     plan.kernel = jit::find_kernel(key, device);
     if (plan.kernel == 0 && route != Route::kCuda) {
-        const json::Object wanted = {{"place", place}, {"target", arch}, {"literal", plan.literal}};
+        const json::Object wanted = {
+            {"place", place}, {"target", arch}, {"literal", plan.literal}, {"traced", is_traced}};
         const std::string error = callbacks::load_kernel(json::Value(wanted).dump());
         if (!error.empty())
             throw std::runtime_error(error);

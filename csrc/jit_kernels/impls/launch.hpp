@@ -7,7 +7,7 @@ namespace deep_gemm_k3::impls {
 
 // Once per plan: finds the loaded kernel and makes sure that its CTAs are resident together. Off a device, loads it
 // first.
-void prepare(Plan& plan, const runtime::Buffer& buffer, Route route);
+void prepare(Plan& plan, const runtime::Buffer& buffer, const PlanStore& store);
 
 // Before a first call on a device. Refuses it inside a graph capture (it compiles and waits for peers), naming the call
 // to make before; and allocates what must not be allocated while a peer's kernel spins.

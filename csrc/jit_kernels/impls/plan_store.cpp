@@ -75,7 +75,8 @@ heuristics::DeviceFacts device_of(const runtime::Buffer& buffer) {
     return device;
 }
 
-json::Value describe_signature(const checks::Call& call, Route route) {
+json::Value describe_signature(const checks::Call& call, const PlanStore& store) {
+    const Route route = store.route();
     const heuristics::Problem problem = problem_of(call);
     const BufferShape& s = problem.shape;
     const json::Object common = {{"activation", heuristics::activation_name(problem.activation)},
@@ -92,6 +93,8 @@ json::Value describe_signature(const checks::Call& call, Route route) {
     const heuristics::DeviceFacts device = device_of(*call.buffer);
     description["num_sms"] = device.num_sms;
     description["whole_device"] = device.is_whole;
+    description["overrides"] = heuristics::overrides_json(store.overrides());
+    description["traced"] = store.timeline() != nullptr;
     return json::Object{{"signature", std::move(signature)}, {"problem", std::move(description)},
         {"place", place_name(route, *call.buffer)}};
 }
@@ -115,12 +118,13 @@ std::shared_ptr<const Plan> PlanStore::plan(SignatureBits signature, const check
     const heuristics::DeviceFacts device = device_of(*call.buffer);
     auto plan = std::make_shared<Plan>();
     plan->problem = problem_of(call);
+    plan->problem.overrides = overrides_;
     plan->config = heuristics::choose_config(plan->problem, device);
     plan->literal = heuristics::config_literal(plan->config);
     plan->json = heuristics::config_json(plan->config).dump();
     plan->num_ctas = device.num_sms * plan->config.num_ctas_per_sm;
     if (route_ == Route::kCuda || route_ == Route::kEmulator || route_ == Route::kNullKernel)
-        prepare(*plan, *call.buffer, route_);
+        prepare(*plan, *call.buffer, *this);
     if (plans_.size() >= kMaxPlans)
         plans_.clear();
     plans_.emplace(key, plan);
@@ -130,7 +134,23 @@ std::shared_ptr<const Plan> PlanStore::plan(SignatureBits signature, const check
 void PlanStore::set_route(Route route) {
     const std::lock_guard lock(mutex_);
     route_ = route;
-    plans_.clear(); // made, and made ready, for another one
+    forget();
+}
+
+void PlanStore::set_overrides(const heuristics::Overrides& overrides) {
+    const std::lock_guard lock(mutex_);
+    overrides_ = overrides;
+    forget();
+}
+
+void PlanStore::set_timeline(void* memory) {
+    const std::lock_guard lock(mutex_);
+    timeline_ = memory;
+    forget();
+}
+
+void PlanStore::forget() {
+    plans_.clear();
     ready_.clear();
 }
 

@@ -41,8 +41,6 @@ using SignatureBits = uint64_t;
 SignatureBits signature_of(const checks::Call& call);
 heuristics::Problem problem_of(const checks::Call& call);
 heuristics::DeviceFacts device_of(const runtime::Buffer& buffer);
-// {"signature": what ranks compare, "problem": what all_configs takes}
-json::Value describe_signature(const checks::Call& call, Route route);
 
 // Encoded tensor maps by what they describe: a serving process meets each layer's weights in every step.
 class MapCache {
@@ -74,12 +72,15 @@ class PlanStore {
 
     explicit PlanStore(Route route) : route_(route) {}
     void set_route(Route route);
+    // For measurements: what the planner has to take; device memory for the timeline, which another kernel writes.
+    void set_overrides(const heuristics::Overrides& overrides);
+    const heuristics::Overrides& overrides() const { return overrides_; }
+    void set_timeline(void* memory);
+    void* timeline() const { return timeline_; }
     Route route() const { return route_; }
 
     MapCache maps;
-    // For tests and traces: how late this rank takes part, and device memory for the in-kernel timeline.
-    uint32_t debug_delay_ns = 0;
-    void* timeline = nullptr;
+    uint32_t debug_delay_ns = 0; // for tests: how late this rank takes part
     // Where kernels that run on the CPU report.
     plan::AbortCell error_record{};
 
@@ -93,11 +94,18 @@ class PlanStore {
         size_t operator()(const Key& key) const { return (key.signature * 0x9E3779B97F4A7C15u) ^ key.counts; }
     };
 
+    void forget(); // plans made, and made ready, for something else
+
     std::mutex mutex_;
     Route route_;
+    void* timeline_ = nullptr;
+    heuristics::Overrides overrides_{};
     std::unordered_set<SignatureBits> ready_;
     std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans_;
 };
+
+// {"signature": what ranks compare, "problem": what all_configs takes, "place": where kernels go}
+json::Value describe_signature(const checks::Call& call, const PlanStore& store);
 
 // The store of a buffer, made on first use and freed with it.
 PlanStore& store_of(runtime::Buffer& buffer);

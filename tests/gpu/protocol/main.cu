@@ -230,22 +230,28 @@ void run_aborts() {
 // Latest and mean time of every event over the CTAs of rank 0, in its last call. Needs -DDG_TIMELINE.
 void print_timeline(const World& world) {
 #ifdef DG_TIMELINE
-    std::vector<uint64_t> times(size_t(world.num_ctas) * debug::kTimelineWarps * debug::kNumEvents);
-    CHECK(cudaMemcpy(times.data(), world.timelines[0], times.size() * 8, cudaMemcpyDeviceToHost));
+    const size_t num_tracks = size_t(world.num_ctas) * debug::kTimelineWarps;
+    std::vector<debug::TimelineRecord> records(num_tracks * debug::kTimelineRecords);
+    CHECK(cudaMemcpy(
+        records.data(), world.timelines[0], records.size() * sizeof(debug::TimelineRecord), cudaMemcpyDeviceToHost));
+    std::vector<std::vector<uint64_t>> times(debug::kNumEvents);
     uint64_t start = ~0ull;
-    for (size_t i = 0; i < times.size(); i += debug::kNumEvents)
-        if (times[i] != 0)
-            start = std::min(start, times[i]);
+    for (size_t track = 0; track < num_tracks; ++track) {
+        const auto* record = &records[track * debug::kTimelineRecords];
+        const uint32_t count = std::min<uint32_t>(record[0].argument, debug::kTimelineRecords - 1);
+        for (uint32_t i = 1; i <= count; ++i) {
+            times[record[i].event].push_back(record[i].nanoseconds);
+            start = std::min(start, record[i].nanoseconds);
+        }
+    }
     printf("     us, mean/last:");
     for (int event = 0; event < debug::kNumEvents; ++event) {
         double sum = 0, last = 0;
-        int count = 0;
-        for (size_t i = event; i < times.size(); i += debug::kNumEvents)
-            if (times[i] >= start) {
-                sum += (times[i] - start) * 1e-3, ++count;
-                last = std::max(last, (times[i] - start) * 1e-3);
-            }
-        printf(" %s %.2f/%.2f", debug::kEventNames[event], sum / std::max(count, 1), last);
+        for (const uint64_t time : times[event]) {
+            sum += (time - start) * 1e-3;
+            last = std::max(last, (time - start) * 1e-3);
+        }
+        printf(" %s %.2f/%.2f", debug::kEventNames[event], sum / std::max<size_t>(times[event].size(), 1), last);
     }
     printf("\n");
 #endif

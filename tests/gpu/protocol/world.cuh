@@ -238,8 +238,8 @@ struct World {
             allocate(y, size_t(c.shape.num_max_tokens) * c.shape.hidden * 2);
             allocate(shared_y, stride() + 16);
             allocate(statistics, c.shape.num_local_experts() * 4);
-            allocate(timelines, 512 * debug::kTimelineWarps * debug::kNumEvents * 8), allocate(flags, 64),
-                allocate(peers, 512), allocate(num_bad, 64);
+            allocate(timelines, 512 * debug::kTimelineWarps * debug::kTimelineRecords * sizeof(debug::TimelineRecord)),
+                allocate(flags, 64), allocate(peers, 512), allocate(num_bad, 64);
             cudaStream_t s;
             CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
             streams.push_back(s);

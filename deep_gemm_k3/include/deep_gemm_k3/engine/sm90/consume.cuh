@@ -4,6 +4,7 @@
 //              routed: row information -> mainloop -> [splits] -> to_pool (L1) | to_peer (L2)
 //              shared:                    mainloop -> [splits] -> intermediate (L1) | output or publication (L2)
 #pragma once
+#include "../../debug/timeline.cuh"
 #include "../../epilogue/split.cuh"
 #include "../../epilogue/to_peer.cuh"
 #include "../../epilogue/to_pool.cuh"
@@ -33,6 +34,7 @@ __device__ __forceinline__ void consume_routed(
     else
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
     Mainloop().run(ctx, pipeline, record.num_stages, acc);
+    debug::mark(ctx, debug::Event::kMultiplied);
     if constexpr (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1) {
         using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
@@ -51,6 +53,7 @@ __device__ __forceinline__ void consume_shared(
     using Mainloop = SharedMainloop<C>;
     typename Mainloop::Accumulators acc;
     Mainloop::run(ctx, pipeline, record.num_stages, acc);
+    debug::mark(ctx, debug::Event::kMultiplied);
     if constexpr (C.splits.shared_l1 > 1 || C.splits.shared_l2 > 1) {
         using Splits = epilogue::SplitReduction<C, 1, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
@@ -72,10 +75,12 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
         const TaskRecord& record = pipeline.next_record(ctx);
         if (record.num_stages == 0 || pipeline.has_failed)
             break;
+        debug::mark(ctx, debug::Event::kTask, debug_argument(record.task));
         if (!sched::is_shared(record.task.phase))
             consume_routed<C>(ctx, record, pipeline);
         else if constexpr (C.has_shared())
             consume_shared<C>(ctx, record, pipeline);
+        debug::mark(ctx, debug::Event::kFinished);
     }
     if (pipeline.has_failed)
         sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kMath, sync::What::kStage, pipeline.stage}, 0, 0);

@@ -14,6 +14,7 @@
 //
 // Neither side can wait for something the other never does; after an abort both carry on to the end of the list.
 #pragma once
+#include "../../debug/timeline.cuh"
 #include "../../plan/shared_memory.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/sync.cuh"
@@ -33,6 +34,11 @@ struct alignas(16) TaskRecord {
     int num_stages; // 0: there are no more tasks
 };
 static_assert(sizeof(TaskRecord) == plan::kTaskRecordBytes);
+
+// A task's name in the timeline.
+__device__ __forceinline__ uint32_t debug_argument(const sched::Task& task) {
+    return debug::task_argument(static_cast<int>(task.phase), task.row_tile, task.block);
+}
 
 // K stages of a task.
 DG_HOST_DEVICE constexpr sched::StageRange task_stages(const Config& c, const sched::Task& task) {

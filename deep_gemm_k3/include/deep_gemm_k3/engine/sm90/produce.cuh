@@ -8,6 +8,7 @@
 //              weights into the stages that are empty now; wait for the tokens; tokens and arrival of those stages
 //              per further stage: wait empty, expect all bytes, copies
 #pragma once
+#include "../../debug/timeline.cuh"
 #include "../../plan/operand_tile.cuh"
 #include "../../ptx/copy.cuh"
 #include "../../sched/task.cuh"
@@ -130,7 +131,9 @@ struct Producer {
         }
         pipeline.stage = first_stage;
         pipeline.parity = first_parity;
+        debug::mark(ctx, debug::Event::kAsked, debug_argument(record.task));
         sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
+        debug::mark(ctx, debug::Event::kReady);
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());

@@ -1,0 +1,300 @@
+"""``python -m deep_gemm_k3 bench``: producer, sweep, cost, tune, plot.
+
+Every command checks results against the oracle before and after it times them, and prints no time for a wrong one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
+
+Tokens = Annotated[int, typer.Option(help="Routed tokens of each rank.")]
+SharedTokens = Annotated[int, typer.Option(help="Rows of the shared input; -1: as many as routed tokens.")]
+Experts = Annotated[int, typer.Option(help="Routed experts of each rank.")]
+Topk = Annotated[int, typer.Option(help="Experts per token.")]
+Ranks = Annotated[int, typer.Option(help="Local ranks; they share the device.")]
+Hidden = Annotated[int, typer.Option(help="Routed width.")]
+Intermediate = Annotated[int, typer.Option(help="Routed intermediate width.")]
+SharedHidden = Annotated[int, typer.Option(help="Width of the shared expert.")]
+SharedIntermediate = Annotated[int, typer.Option(help="A rank's slice of the shared intermediate.")]
+Modes = Annotated[str, typer.Option(help="Of routed, dense, rs, sp_rs; commas between.")]
+DeviceName = Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")]
+Calls = Annotated[int, typer.Option(help="Calls in a captured graph.")]
+Replays = Annotated[int, typer.Option(help="Replays of the graph, one sample each.")]
+Eager = Annotated[int, typer.Option(help="Calls timed one by one; 0: none.")]
+Seeds = Annotated[int, typer.Option(help="Routings that are drawn and timed.")]
+RoutingName = Annotated[str, typer.Option(help="uniform, k3_router, hot_expert, hot_rank, holes or duplicates.")]
+Sample = Annotated[int, typer.Option(help="Tokens of a rank that the oracle computes.")]
+Exact = Annotated[bool, typer.Option("--exact", help="fast_math=False.")]
+Invariant = Annotated[bool, typer.Option("--batch-invariant", help="batch_invariant=True.")]
+Memory = Annotated[float, typer.Option(help="Ceiling of memory reads, GB/s.")]
+Tensor = Annotated[float, typer.Option(help="Ceiling of BF16 products, TFLOP/s.")]
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Where the records go.")]
+PlotPath = Annotated[Path | None, typer.Option("--plot", help="Where the picture goes; the suffix tells the format.")]
+TracePath = Annotated[Path | None, typer.Option("--trace", help="Where the in-kernel timeline goes, for Perfetto.")]
+Overrides = Annotated[str, typer.Option(help='Planner\'s choices to replace, as JSON: {"routed_tokens": 16}.')]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Options that all commands have."""
+
+    device: str
+    calls: int
+    replays: int
+    eager: int
+    seeds: int
+    routing: str
+    sample: int
+    exact: bool
+    batch_invariant: bool
+    memory_gb_s: float
+    tensor_tflop_s: float
+    json_path: Path | None
+    plot_path: Path | None
+    trace_path: Path | None
+    overrides: str
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Whole numbers with commas between."""
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) < 0:
+        raise typer.BadParameter(f"wanted whole numbers with commas between, given {text!r}", param_hint=name)
+    return found
+
+
+def modes_of(text: str) -> list[str]:
+    from .case import MODES
+
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in found if part not in MODES]
+    if unknown or not found:
+        raise typer.BadParameter(f"wanted some of {', '.join(MODES)}, given {text!r}", param_hint="--modes")
+    return found
+
+
+def overrides_of(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"wanted a JSON object, given {text!r}", param_hint="--overrides")
+    return found
+
+
+def setting_of(n: Numbers) -> Any:
+    import torch
+
+    from ..envs import CPU_TARGET
+    from .case import Settings
+    from .jobs import Setting
+    from .measure import Effort
+    from .work import Ceilings
+
+    device = torch.device(n.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("wanted a CUDA device, given a machine without one; --device cpu runs the oracle",
+                                 param_hint="--device")  # fmt: skip
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    how = Settings(overrides_of(n.overrides), not n.exact, n.batch_invariant, sample=n.sample)
+    effort = Effort(n.calls, n.replays, n.eager, tuple(range(1, n.seeds + 1)), n.routing)
+    target = "sm_90a" if device.type == "cuda" else CPU_TARGET.get()
+    return Setting(
+        device,
+        target,
+        effort,
+        how,
+        Ceilings(n.memory_gb_s, n.tensor_tflop_s),
+        json_path=n.json_path,
+        plot_path=n.plot_path,
+        trace_path=n.trace_path,
+    )
+
+
+@app.command()
+def producer(
+    *,
+    tokens: Tokens = 8,
+    shared_tokens: SharedTokens = 64,
+    experts: Experts = 1,
+    topk: Topk = 1,
+    ranks: Ranks = 1,
+    hidden: Hidden = 3584,
+    intermediate: Intermediate = 3072,
+    shared_hidden: SharedHidden = 7168,
+    shared_intermediate: SharedIntermediate = 768,
+    modes: Modes = "dense,rs,sp_rs",
+    warm: Annotated[bool, typer.Option(help="Also without rotating the weights.")] = True,
+    device: DeviceName = "cuda",
+    calls: Calls = 100,
+    replays: Replays = 7,
+    eager: Eager = 100,
+    seeds: Seeds = 1,
+    routing: RoutingName = "uniform",
+    sample: Sample = 64,
+    exact: Exact = False,
+    batch_invariant: Invariant = False,
+    memory_gb_s: Memory = 4550.0,
+    tensor_tflop_s: Tensor = 791.0,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
+    trace_path: TracePath = None,
+    overrides: Overrides = "{}",
+) -> None:
+    """One decode step of K3: eight routed and 64 shared tokens, one expert per rank, in every mode, cold and warm."""
+    given = locals()
+    from .jobs import producer as job
+
+    job(_shape(given), modes_of(modes), setting_of(_numbers(given)), (True, False) if warm else (True,))
+
+
+@app.command()
+def sweep(
+    *,
+    tokens: Annotated[str, typer.Option(help="Token counts, commas between.")] = "1,8,32,64,128,512,2048,8192",
+    shared_tokens: SharedTokens = -1,
+    experts: Experts = 112,
+    topk: Topk = 16,
+    ranks: Ranks = 1,
+    hidden: Hidden = 3584,
+    intermediate: Intermediate = 3072,
+    shared_hidden: SharedHidden = 7168,
+    shared_intermediate: SharedIntermediate = 768,
+    modes: Modes = "dense,routed",
+    baselines: Annotated[bool, typer.Option(help="Time the unfused parts too.")] = True,
+    device: DeviceName = "cuda",
+    calls: Calls = 20,
+    replays: Replays = 5,
+    eager: Eager = 20,
+    seeds: Seeds = 3,
+    routing: RoutingName = "uniform",
+    sample: Sample = 64,
+    exact: Exact = False,
+    batch_invariant: Invariant = False,
+    memory_gb_s: Memory = 4550.0,
+    tensor_tflop_s: Tensor = 791.0,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
+    trace_path: TracePath = None,
+    overrides: Overrides = "{}",
+) -> None:
+    """The fused call over token counts, the routed part alone, and the unfused parts beside them."""
+    given = locals()
+    from .jobs import Sweep
+    from .jobs import sweep as job
+
+    counts = numbers(tokens, "--tokens")
+    given["tokens"] = counts[0]
+    what = Sweep(counts, modes_of(modes), None if shared_tokens < 0 else shared_tokens, baselines)
+    job(_shape(given), what, setting_of(_numbers(given)))
+
+
+@app.command()
+def cost(
+    *,
+    vary: Annotated[
+        str, typer.Option(help="Dimensions and values: name=v,v,... with spaces between.")
+    ] = "tokens=1,8,64,512 experts=8,16,32,64,112 topk=1,2,4,8,16 ranks=1,2,4,8",
+    tokens: Tokens = 8,
+    shared_tokens: SharedTokens = 64,
+    experts: Experts = 112,
+    topk: Topk = 8,
+    hidden: Hidden = 3584,
+    intermediate: Intermediate = 3072,
+    shared_hidden: SharedHidden = 7168,
+    shared_intermediate: SharedIntermediate = 768,
+    device: DeviceName = "cuda",
+    calls: Calls = 10,
+    replays: Replays = 3,
+    eager: Eager = 0,
+    seeds: Seeds = 1,
+    routing: RoutingName = "uniform",
+    sample: Sample = 16,
+    exact: Exact = False,
+    batch_invariant: Invariant = False,
+    memory_gb_s: Memory = 4550.0,
+    tensor_tflop_s: Tensor = 791.0,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
+    trace_path: TracePath = None,
+    overrides: Overrides = "{}",
+) -> None:
+    """How the fused call's time grows with tokens, experts, experts per token and local ranks."""
+    given = {**locals(), "ranks": 1}
+    from .jobs import cost as job
+
+    job(_shape(given), varied_of(vary), setting_of(_numbers(given)))
+
+
+@app.command()
+def tune(
+    points: Annotated[
+        Path, typer.Argument(help="JSON: a list of {tokens, shared_tokens, experts, topk, mode, overrides}.")
+    ],
+    *,
+    device: DeviceName = "cuda",
+    calls: Calls = 20,
+    replays: Replays = 3,
+    sample: Sample = 16,
+    json_path: JsonPath = None,
+) -> None:
+    """Time plans that differ from the planner's choice, at K3's widths."""
+    from .jobs import tune as job
+    from .work import Shape
+
+    given = Numbers(
+        device, calls, replays, 0, 1, "uniform", sample, False, False, 4550.0, 791.0, json_path, None, None, "{}"
+    )
+    job(Shape(8, shared_tokens=64), json.loads(points.read_text()), setting_of(given))
+
+
+@app.command()
+def plot(
+    run: Annotated[Path, typer.Argument(help="A saved run.")],
+    picture: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
+) -> None:
+    """Draw a saved run."""
+    from . import report
+
+    report.plot(report.load(run), picture)
+    print(f"wrote {picture}")
+
+
+def varied_of(text: str) -> dict[str, list[int]]:
+    """``name=v,v name=v`` as a table."""
+    names = ("tokens", "shared_tokens", "experts", "topk", "ranks")
+    found = {}
+    for part in text.split():
+        name, _, values = part.partition("=")
+        if name not in names:
+            raise typer.BadParameter(f"wanted one of {', '.join(names)}, given {name!r}", param_hint="--vary")
+        found[name] = numbers(values, "--vary")
+    return found
+
+
+def _numbers(given: dict[str, Any]) -> Numbers:
+    return Numbers(**{name: given[name] for name in Numbers.__dataclass_fields__})
+
+
+def _shape(given: dict[str, Any]) -> Any:
+    from .work import Shape
+
+    shape = Shape(**{name: given[name] for name in Shape.__dataclass_fields__})
+    if shape.shared_tokens < 0:
+        from dataclasses import replace
+
+        shape = replace(shape, shared_tokens=shape.tokens)
+    return shape

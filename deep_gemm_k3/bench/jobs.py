@@ -1,0 +1,239 @@
+"""What the commands do, as functions of plain values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import report, trace
+from .baselines import Baselines
+from .case import Settings, compile_plans, plan_of
+from .data import RankData, rank_data, routed_input, with_shared_tokens
+from .measure import Bench, CheckFailed, Effort, World
+from .work import Ceilings, Shape
+
+_SEED = 7
+_COLD_BYTES = 320 << 20  # five times an H200's L2: what lies between two uses of the same weights
+_MAX_COPIES = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a job runs."""
+
+    device: torch.device
+    target: str = "sm_90a"
+    effort: Effort = field(default_factory=Effort)
+    how: Settings = field(default_factory=Settings)
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    json_path: Path | None = None
+    plot_path: Path | None = None
+    trace_path: Path | None = None
+    say: Callable[[str], None] = print
+
+    def run(self, kind: str) -> report.Run:
+        return report.Run(kind, self.device, self.command, self.ceilings)
+
+    def finish(self, run: report.Run) -> None:
+        run.save(self.json_path)
+        if self.plot_path is not None and run.data["rows"]:
+            report.plot(run.data, self.plot_path)
+
+
+def cold_copies(shape: Shape) -> int:
+    """Weight sets to rotate through so that none is in the L2 when it is used again."""
+    experts = min(shape.experts, shape.tokens * shape.topk)
+    touched = int(experts * shape.expert_parameters * 0.53) + 2 * shape.shared_parameters
+    return max(2, min(_MAX_COPIES, -(-_COLD_BYTES // max(touched, 1)) + 1))
+
+
+def make_data(shape: Shape, ranks: int, setting: Setting, copies: int) -> list[RankData]:
+    return [rank_data(shape, _SEED, rank, setting.device, setting.target, copies) for rank in range(ranks)]
+
+
+def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Setting) -> None:
+    """Compile all kernels of a job at once."""
+    if setting.device.type != "cuda":
+        return
+    sms = torch.cuda.get_device_properties(setting.device).multi_processor_count
+    plans = []
+    for shape, mode, overrides in shapes:
+        how = replace(setting.how, overrides=overrides)
+        share = how.num_sms or sms // shape.ranks
+        plans.append(plan_of(shape, mode, how, target=setting.target, num_sms=share))
+    setting.say(compile_plans(plans))
+
+
+def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:
+    """One record, or a line that says why there is none."""
+    try:
+        row = {**bench.measure(mode, setting.effort, setting.ceilings), **more}
+    except (CheckFailed, RuntimeError) as error:
+        setting.say(f"{mode} M={bench.shape.tokens}: no time: {type(error).__name__}: {str(error).splitlines()[0]}")
+        run.data.setdefault("failures", []).append({"mode": mode, "shape": bench.shape.__dict__, "error": str(error)})
+        return None
+    row = run.add(row)
+    setting.say(report.line(row))
+    return row
+
+
+def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequence[bool] = (True, False)) -> report.Run:
+    """The microbenchmark of one step of a decoder: every mode, with rotating weights (cold) and without (warm)."""
+    run, world = setting.run("producer"), World(shape.ranks)
+    _prepare([(shape, mode, setting.how.overrides) for mode in modes], setting)
+    data = make_data(shape, shape.ranks, setting, cold_copies(shape) if True in cold else 1)
+    setting.say(report.header())
+    try:
+        for is_cold in cold:
+            chosen = data if is_cold else [RankData(d.routed[:1], d.shared[:1]) for d in data]
+            bench = Bench(world, shape, chosen, setting.device, setting.how)
+            for mode in modes:
+                _measure(bench, mode, setting, run, cold=is_cold)
+                run.save(setting.json_path)
+            if setting.trace_path is not None and is_cold:
+                traced(bench, modes[0], setting, run)
+            bench.destroy()
+    finally:
+        world.close()
+    setting.finish(run)
+    return run
+
+
+def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
+    """One call of the traced kernel per rank: a Perfetto file each, and the sums in the record."""
+    assert setting.trace_path is not None
+    sms = bench.cases[0].buffer.num_sms or torch.cuda.get_device_properties(setting.device).multi_processor_count
+    size = trace.layout().num_bytes(3 * sms)
+    memory = [torch.zeros(size, dtype=torch.uint8, device=setting.device) for _ in bench.cases]
+    bench.world.run(lambda _, rank: bench.cases[rank].use(mode, memory[rank]))
+    for _ in range(3):  # the last one remains
+        for part in memory:
+            part.zero_()
+        torch.cuda.synchronize(setting.device)
+        bench.world.run(lambda _, rank: bench.cases[rank].call_and_settle())
+    for rank, part in enumerate(memory):
+        stem = setting.trace_path.stem + (f"-rank{rank}" if len(memory) > 1 else "")
+        trace.write(part, setting.trace_path.with_name(stem + setting.trace_path.suffix), rank)
+    sums = trace.summary(memory[0])
+    run.data.setdefault("traces", []).append({"mode": mode, "tokens": bench.shape.tokens, "us": sums})
+    setting.say(
+        f"        timeline of {mode}, M={bench.shape.tokens}: " + ", ".join(f"{k} {v:.1f}" for k, v in sums.items())
+    )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What `sweep` varies: tokens; ``modes`` per point; ``shared_tokens`` None: as many as routed ones."""
+
+    tokens: Sequence[int]
+    modes: Sequence[str] = ("dense", "routed")
+    shared_tokens: int | None = None
+    baselines: bool = True
+
+
+def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
+    """Everything fused and the routed part alone over tokens, with the unfused parts beside them."""
+    run, world = setting.run("sweep"), World(shape.ranks)
+    shapes = [
+        replace(shape, tokens=m, shared_tokens=m if what.shared_tokens is None else what.shared_tokens)
+        for m in what.tokens
+    ]
+    _prepare([(s, mode, setting.how.overrides) for s in shapes for mode in what.modes], setting)
+    data = make_data(shapes[0], shape.ranks, setting, cold_copies(shapes[0]))
+    baselines = Baselines(shape, setting.device)
+    setting.say(report.header())
+    try:
+        for s in shapes:
+            bench = Bench(world, s, [with_shared_tokens(d, s, _SEED) for d in data], setting.device, setting.how)
+            rows = [_measure(bench, mode, setting, run) for mode in what.modes]
+            if setting.trace_path is not None:
+                path = setting.trace_path.with_name(f"{setting.trace_path.stem}-{s.tokens}{setting.trace_path.suffix}")
+                traced(bench, what.modes[0], replace(setting, trace_path=path), run)
+            bench.destroy()
+            if what.baselines and rows[0] is not None and shape.ranks == 1:
+                _add_baselines(baselines, s, data[0], rows, setting)
+            run.save(setting.json_path)
+    finally:
+        world.close()
+    setting.finish(run)
+    return run
+
+
+def _add_baselines(
+    baselines: Baselines, shape: Shape, data: RankData, rows: Sequence[dict[str, Any] | None], setting: Setting
+) -> None:
+    routed = routed_input(shape, setting.effort.seeds[0], 0, setting.device, setting.effort.routing)
+    parts = baselines.all(shape, with_shared_tokens(data, shape, _SEED).shared, routed.topk_idx)
+    alone = next((row["us"] for row in rows if row is not None and row["mode"] == "routed"), None)
+    if alone is not None and "shared_gemms_us" in parts:
+        parts["own_sum_us"] = alone + parts["shared_gemms_us"] + parts["norm_us"]
+    assert rows[0] is not None
+    rows[0]["baselines"] = parts
+    setting.say(report.baseline_line(parts))
+
+
+def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) -> report.Run:
+    """How the fused call's time grows in each of ``varied`` (tokens, experts, topk, ranks), the others held.
+
+    ``ranks`` splits the device: every rank gets its share of the SMs and of ``shape.experts``.
+    """
+    run = setting.run("cost")
+    points = [(name, _varied(shape, name, value)) for name, values in varied.items() for value in values]
+    _prepare([(s, "dense", setting.how.overrides) for _, s in points], setting)
+    setting.say(report.header())
+    for name, s in points:
+        world = World(s.ranks)
+        try:
+            data = make_data(s, s.ranks, setting, 1 if s.experts * s.ranks > 16 else 2)
+            bench = Bench(world, s, data, setting.device, setting.how)
+            _measure(bench, "dense", setting, run, varied=name)
+            bench.destroy()
+        finally:
+            world.close()
+        run.save(setting.json_path)
+    setting.finish(run)
+    return run
+
+
+def _varied(shape: Shape, name: str, value: int) -> Shape:
+    if name == "ranks":
+        return replace(shape, ranks=value, experts=max(1, shape.experts // value))
+    return replace(shape, **{name: value})
+
+
+def tune(shape: Shape, points: Sequence[Mapping[str, Any]], setting: Setting) -> report.Run:
+    """Time plans that differ from the planner's choice. A point: ``tokens`` and, each optional, ``shared_tokens``,
+    ``experts``, ``topk``, ``mode`` and ``overrides``."""
+    run, world = setting.run("tune"), World(1)
+    fields = ("tokens", "shared_tokens", "experts", "topk")
+    todo = [
+        (
+            replace(shape, **{k: p[k] for k in fields if k in p}),
+            str(p.get("mode", "dense")),
+            dict(p.get("overrides", {})),
+        )
+        for p in points
+    ]
+    _prepare(todo, setting)
+    most = max((s for s, _, _ in todo), key=lambda s: s.experts)
+    data = rank_data(most, _SEED, 0, setting.device, setting.target, max(cold_copies(s) for s, _, _ in todo))
+    setting.say(report.header())
+    for s, mode, overrides in todo:
+        part = with_shared_tokens(_first_experts(data, s.experts), s, _SEED)
+        bench = Bench(world, s, [part], setting.device, replace(setting.how, overrides=overrides))
+        _measure(bench, mode, setting, run, overrides=overrides)
+        bench.destroy()
+        run.save(setting.json_path)
+    setting.finish(run)
+    return run
+
+
+def _first_experts(data: RankData, experts: int) -> RankData:
+    pairs = [((a[0][:experts], a[1][:experts]), (b[0][:experts], b[1][:experts])) for a, b in data.routed]
+    return RankData(pairs, data.shared)

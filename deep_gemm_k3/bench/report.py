@@ -1,0 +1,202 @@
+"""Records of runs: JSON, tables for people, plots."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..jit.source import INCLUDE_DIR
+from . import peers
+from .work import Ceilings
+
+SCHEMA = "deep_gemm_k3.bench/1"
+
+
+def kernel_digest() -> str:
+    """Names the kernel sources that were measured, where there is no repository to ask."""
+    digest = hashlib.sha256()
+    for path in sorted(INCLUDE_DIR.rglob("*.cuh")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def commit() -> str | None:
+    """The repository's commit, where this runs in one."""
+    command = ["git", "-C", str(INCLUDE_DIR), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Where a run took place."""
+    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "device": device.type}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"device": properties.name, "sms": properties.multi_processor_count, "cuda": torch.version.cuda}
+    return found
+
+
+class Run:
+    """Records of one command; ``save`` after every record, so that an interrupted run keeps what it has."""
+
+    def __init__(self, kind: str, device: torch.device, command: Sequence[str], ceilings: Ceilings) -> None:
+        self.data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": kind,
+            "command": " ".join(command),
+            "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "commit": commit(),
+            "kernels": kernel_digest(),
+            "machine": machine(device),
+            "ceilings": asdict(ceilings),
+            "rows": [],
+        }
+
+    def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        shape = row["shape"]
+        key = (shape["tokens"], shape["experts"], shape["topk"])
+        best, goal = (peers.best(*key), peers.goal(*key)) if shape["ranks"] == 1 else (None, None)
+        complete = {**row, "best_public": best, "goal_us": goal}
+        self.data["rows"].append(complete)
+        return complete
+
+    def save(self, path: Path | None) -> None:
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.data, indent=1) + "\n")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A saved run; refuses what another program wrote."""
+    data: dict[str, Any] = json.loads(path.read_text())
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: wanted schema {SCHEMA}, given {data.get('schema')!r}")
+    return data
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+_HEADER = (
+    f"{'mode':<7} {'ranks':>5} {'M':>5} {'experts':>7} {'topk':>4} {'us':>9} {'low':>9} {'eager':>9} {'floor':>7} {'%':>4} "
+    f"{'GB/s':>6} {'TF/s':>6} {'error':>8} {'best':>6} {'goal':>6}  plan"
+)
+
+
+def header() -> str:
+    return _HEADER
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One record as a table row."""
+    shape, work, plan = row["shape"], row["work"], row["plan"]
+    low = min(t["low"] for t in row["graph"])
+    eager = f"{row['eager_us']:9.1f}" if row["eager_us"] is not None else " " * 9
+    best = f"{row['best_public'][0]:6.0f}" if row.get("best_public") else " " * 6
+    goal = f"{row['goal_us']:6.0f}" if row.get("goal_us") else " " * 6
+    splits = "/".join(str(plan["splits"][name]) for name in ("routed_l1", "routed_l2", "shared_l1", "shared_l2"))
+    return (
+        f"{row['mode']:<7} {shape['ranks']:>5} {shape['tokens']:>5} {shape['experts']:>7} {shape['topk']:>4} {row['us']:9.1f} "
+        f"{low:9.1f} {eager} {work['floor_us']:7.1f} {work['percent_of_floor']:4.0f} {work['gb_s']:6.0f} "
+        f"{work['tflop_s']:6.0f} {row['relative_error']:8.1e} {best} {goal}  tile {plan['routed_tokens']} shared "
+        f"{plan['shared_tokens']} ctas {plan['num_ctas_per_sm']} stages {plan['num_stages']} splits {splits}"
+    )
+
+
+def baseline_line(parts: Mapping[str, float]) -> str:
+    return "        unfused: " + ", ".join(f"{name.removesuffix('_us')} {us:.1f}" for name, us in parts.items())
+
+
+# ---------------------------------------------------------------------------------------------------------------- plots
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise RuntimeError("plot: wanted matplotlib, given none: pip install 'deep_gemm_k3[bench]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    return pyplot
+
+
+def plot(data: Mapping[str, Any], path: Path) -> None:
+    """The picture that belongs to a run's kind."""
+    pyplot = _pyplot()
+    draw = {"sweep": _plot_sweep, "cost": _plot_cost}.get(data["kind"], _plot_bars)
+    figure = draw(pyplot, data)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _series(rows: Sequence[Mapping[str, Any]], mode: str) -> tuple[list[int], list[float]]:
+    found = sorted((r["shape"]["tokens"], r["us"]) for r in rows if r["mode"] == mode)
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def _plot_sweep(pyplot: Any, data: Mapping[str, Any]) -> Any:
+    """Time over tokens with floors and peers, and a roofline."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.2))
+    rows = data["rows"]
+    for mode in dict.fromkeys(r["mode"] for r in rows):
+        left.plot(*_series(rows, mode), "o-", label={"routed": "routed alone"}.get(mode, f"everything fused, {mode}"))
+    fused = [r for r in rows if r["mode"] != "routed"] or rows
+    floors = sorted((r["shape"]["tokens"], r["work"]["floor_us"]) for r in fused)
+    left.plot([x for x, _ in floors], [y for _, y in floors], "k:", label="floor")
+    public = sorted((r["shape"]["tokens"], r["best_public"][0]) for r in fused if r.get("best_public"))
+    left.plot([x for x, _ in public], [y for _, y in public], "s--", label="best public, routed alone")
+    sums = sorted((r["shape"]["tokens"], r["baselines"]["sum_us"]) for r in fused if "sum_us" in r.get("baselines", {}))
+    if sums:
+        left.plot([x for x, _ in sums], [y for _, y in sums], "^--", label="unfused BF16 parts")
+    left.set(xscale="log", yscale="log", xlabel="tokens of the rank", ylabel="microseconds")
+    left.legend()
+    c = data["ceilings"]
+    intensity = [2.0**i for i in range(-2, 15)]
+    roof = [min(c["tensor_tflop_s"], i * c["memory_gb_s"] * 1e-3) for i in intensity]
+    right.plot(intensity, roof, "k-")
+    for row in fused:
+        work = row["work"]
+        right.plot(work["operations"] / work["bytes"], work["tflop_s"], "o")
+        right.annotate(str(row["shape"]["tokens"]), (work["operations"] / work["bytes"], work["tflop_s"]))
+    right.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
+    figure.suptitle(f"{data['machine']['device']}, kernels {data['kernels']}")
+    return figure
+
+
+def _plot_cost(pyplot: Any, data: Mapping[str, Any]) -> Any:
+    """One picture per dimension that was varied."""
+    axes_of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in data["rows"]:
+        axes_of.setdefault(row["varied"], []).append(row)
+    figure, axes = pyplot.subplots(1, len(axes_of), figsize=(4.4 * len(axes_of), 4), squeeze=False)
+    for axis, (name, rows) in zip(axes[0], axes_of.items(), strict=True):
+        rows = sorted(rows, key=lambda r: r["shape"][name])
+        x = [r["shape"][name] for r in rows]
+        axis.plot(x, [r["us"] for r in rows], "o-", label="measured")
+        axis.plot(x, [r["work"]["floor_us"] for r in rows], "k:", label="floor of a rank")
+        axis.set(xlabel=name, ylabel="microseconds", xscale="log", yscale="log")
+        axis.legend()
+    return figure
+
+
+def _plot_bars(pyplot: Any, data: Mapping[str, Any]) -> Any:
+    figure, axis = pyplot.subplots(figsize=(8, 4))
+    rows = data["rows"]
+    names = [f"{r['mode']}\n{'warm' if r['copies'] == 1 else 'cold'}" for r in rows]
+    axis.bar(range(len(rows)), [r["us"] for r in rows], tick_label=names)
+    axis.plot(range(len(rows)), [r["work"]["floor_us"] for r in rows], "k_", markersize=30, label="floor")
+    axis.set(ylabel="microseconds")
+    axis.legend()
+    return figure
