@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +28,16 @@ class Effort:
     eager: int = 30
     seeds: tuple[int, ...] = (1, 2, 3)
     routing: str = "uniform"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was found, one entry per seed."""
+
+    graph: list[Times] = field(default_factory=list)
+    eager: list[Times] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
 
 
 class World:
@@ -94,38 +104,32 @@ class Bench:
         """One record. Raises `CheckFailed` instead of giving a time for a wrong result."""
         plan = self._each(lambda case: case.use(mode))[0]
         timers = [timer(case.call, effort.calls, self.device) for case in self.cases]
-        graph: list[Times] = []
-        eager: list[Times] = []
-        errors: list[float] = []
-        loads: list[tuple[int, int]] = []
+        found = Samples()
         for seed in effort.seeds:
             error, outputs = self.run_checked(seed, effort.routing)
-            errors.append(error)
+            found.errors.append(error)
             inputs = [case.input for case in self.cases if case.input is not None]
-            loads.append(max((case.expert_rows(inputs) for case in self.cases), key=lambda load: load[1]))
-            if len(errors) == 1:  # after the first call, which compiles
+            found.loads.append(max((case.expert_rows(inputs) for case in self.cases), key=lambda load: load[1]))
+            if len(found.errors) == 1:  # after the first call, which compiles
                 self._each(lambda case: timers[case.rank].prepare())
-            graph.append(slowest(self._each(lambda case: timers[case.rank].graph(effort.replays))))
+            found.graph.append(slowest(self._each(lambda case: timers[case.rank].graph(effort.replays))))
             self._recheck(outputs)
             if effort.eager:
-                eager.append(slowest(self._each(lambda case: timers[case.rank].eager(effort.eager))))
+                found.eager.append(slowest(self._each(lambda case: timers[case.rank].eager(effort.eager))))
                 self._recheck(outputs)
-        return self._record(mode, plan, effort, (graph, eager), errors, loads, ceilings)
+        return self._record(mode, plan, effort, found, ceilings)
 
     def _record(
         self,
         mode: str,
         plan: Plan,
         effort: Effort,
-        times: tuple[list[Times], list[Times]],
-        errors: list[float],
-        loads: list[tuple[int, int]],
+        found: Samples,
         ceilings: Ceilings | None,
     ) -> dict[str, Any]:
         shape = self.shape if mode != "routed" else replace(self.shape, shared_tokens=0)
-        graph, eager = times
-        us = statistics.median(t.median for t in graph)
-        experts, rows = (round(statistics.mean(load[i] for load in loads)) for i in range(2))
+        us = statistics.median(t.median for t in found.graph)
+        experts, rows = (round(statistics.mean(load[i] for load in found.loads)) for i in range(2))
         return {
             "mode": mode,
             "shape": asdict(shape),
@@ -133,11 +137,11 @@ class Bench:
             "seeds": list(effort.seeds),
             "copies": len(self.cases[0].data.routed),
             "checked": True,
-            "relative_error": max(errors),
+            "relative_error": max(found.errors),
             "us": us,
-            "graph": [asdict(t) for t in graph],
-            "eager_us": statistics.median(t.median for t in eager) if eager else None,
-            "eager": [asdict(t) for t in eager],
+            "graph": [asdict(t) for t in found.graph],
+            "eager_us": statistics.median(t.median for t in found.eager) if found.eager else None,
+            "eager": [asdict(t) for t in found.eager],
             "experts_hit": experts,
             "rows": rows,
             "work": work(shape, experts, rows, ceilings).row(us),
