@@ -121,7 +121,7 @@ class Case:
         """Choose the entry; the next call is its first. ``timeline``: memory for a traced kernel's events."""
         self.mode = mode
         how = self.how
-        fixed = {k: v for k, v in problem_of(self.buffer).items() if k in ("target", "num_sms")}
+        fixed = {k: v for k, v in problem_of(self.buffer).items() if k in ("target", "num_sms", "whole_device")}
         self.plan = plan_of(self.shape, mode, how, **fixed)
         ops().set_overrides(self.buffer.handle, json.dumps(pinned(self.plan)))
         ops().set_debug(self.buffer.handle, 0, 0 if timeline is None else timeline.data_ptr())

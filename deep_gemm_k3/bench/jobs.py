@@ -66,7 +66,8 @@ def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
     for shape, mode, overrides in shapes:
         how = replace(setting.how, overrides=overrides)
         share = how.num_sms or sms // shape.ranks
-        plans.append(plan_of(shape, mode, how, target=setting.target, num_sms=share))
+        facts = {"target": setting.target, "num_sms": share, "whole_device": shape.ranks == 1}
+        plans.append(plan_of(shape, mode, how, **facts))
     setting.say(compile_plans(plans))
 
 
