@@ -68,7 +68,7 @@ def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
         share = how.num_sms or sms // shape.ranks
         facts = {"target": setting.target, "num_sms": share, "whole_device": shape.ranks == 1}
         plans.append(plan_of(shape, mode, how, **facts))
-    setting.say(compile_plans(plans))
+    setting.say(compile_plans(plans, setting.trace_path is not None))
 
 
 def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ Records come from a kernel of its own (``mega_sm90_traced``): the one that is ti
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -108,8 +109,8 @@ def chrome_trace(memory: torch.Tensor, rank: int = 0) -> dict[str, Any]:
                     "ph": "X",
                     "pid": rank * 1000 + mark.cta,
                     "tid": mark.warp,
-                    "ts": begin,
-                    "dur": mark.us - begin,
+                    "ts": round(begin, 3),
+                    "dur": round(mark.us - begin, 3),
                     "name": f"{name}: {task}" if task and mark.event in ("multiplied", "finished", "ready") else name,
                 }
             )
@@ -143,5 +144,7 @@ def summary(memory: torch.Tensor) -> dict[str, float]:
 
 
 def write(memory: torch.Tensor, path: Path, rank: int = 0) -> None:
+    """As JSON, compressed where the name ends in .gz; Perfetto opens both."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(chrome_trace(memory, rank)))
+    text = json.dumps(chrome_trace(memory, rank), separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(text, 6) if path.suffix == ".gz" else text)
