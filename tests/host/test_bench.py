@@ -1,0 +1,255 @@
+"""Floors, options and records of the benchmark commands, with tiny runs on CPU tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deep_gemm_k3 import __main__ as cli
+from deep_gemm_k3.bench import case, data, jobs, peers, report
+from deep_gemm_k3.bench.cli import numbers, overrides_of, varied_of
+from deep_gemm_k3.bench.measure import Bench, Effort, World
+from deep_gemm_k3.bench.timing import Times, slowest
+from deep_gemm_k3.bench.work import Ceilings, Shape, expected_experts, work
+
+TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _oracle() -> Iterator[None]:
+    torch.ops.deep_gemm_k3.set_cpu_route("oracle")
+    yield
+
+
+def options(**values: Any) -> list[str]:
+    merged = {**TINY, "device": "cpu", "calls": 1, "replays": 1, "eager": 0, "sample": 4, **values}
+    return [part for name, value in merged.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+# --------------------------------------------------------------------------------------------------------------- floors
+def test_k3_expert_and_floors() -> None:
+    shape = Shape(64, shared_tokens=64)
+    assert shape.expert_parameters == 33_030_144
+    assert shape.shared_parameters == 16_515_072
+    all_experts = work(Shape(64), 112, 1024)
+    assert all_experts.memory_us == pytest.approx(432.0, rel=0.005)
+    assert work(Shape(1), 16, 16).memory_us == pytest.approx(62, rel=0.01)
+
+
+def test_producer_floor() -> None:
+    found = work(Shape(8, 1, 1, shared_tokens=64), 1, 8)
+    assert found.bytes == pytest.approx(50.6e6 + 1.9e6, rel=0.01)
+    assert found.memory_us == pytest.approx(11.5, rel=0.02)
+    assert found.floor_us == found.memory_us
+
+
+def test_operations_and_rates() -> None:
+    shape, c = Shape(2, 4, 2, hidden=128, intermediate=128), Ceilings(1000.0, 1.0)
+    found = work(shape, 3, 4, c)
+    assert found.operations == 2 * 4 * 3 * 128 * 128
+    assert found.tensor_us == pytest.approx(found.operations * 1e-6)
+    row = found.row(2 * found.floor_us)
+    assert row["percent_of_floor"] == pytest.approx(50)
+    assert row["gb_s"] == pytest.approx(found.bytes / (2 * found.floor_us) * 1e-3)
+
+
+def test_shared_weights_count_only_with_shared_tokens() -> None:
+    assert Shape(8).shared_parameters == 0
+    more = work(Shape(8, shared_tokens=8), 5, 128).bytes - work(Shape(8), 5, 128).bytes
+    assert more == 2 * 3 * 7168 * 768 + 2 * 8 * 2 * 7168
+
+
+@pytest.mark.parametrize(("tokens", "wanted"), [(0, 0), (1, 16), (8, 78.7), (2048, 112)])
+def test_expected_experts(tokens: int, wanted: float) -> None:
+    assert expected_experts(Shape(tokens)) == pytest.approx(wanted, rel=0.01, abs=1e-9)
+
+
+# -------------------------------------------------------------------------------------------------------- peers, options
+def test_best_public_and_goals() -> None:
+    assert peers.best(8, 112, 16) == (392, "FlashInfer CuTe-DSL")
+    assert peers.best(8, 1, 1) == (42.4, "DeepGEMM FP8 MegaMoE")
+    assert peers.best(64, 1, 1) is None
+    assert peers.best(8, 56, 16) is None
+    assert peers.goal(2048, 112, 16) == 3000
+    assert peers.goal(8, 1, 1) == 28
+    assert set(peers.SWEEP) == set(peers.GOALS)
+
+
+def test_option_parsers() -> None:
+    assert numbers("1, 8,64", "--tokens") == [1, 8, 64]
+    assert varied_of("tokens=1,8 ranks=2") == {"tokens": [1, 8], "ranks": [2]}
+    assert overrides_of('{"routed_tokens": 16}') == {"routed_tokens": 16}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", "--tokens", "1,x"],
+        ["sweep", "--tokens", ""],
+        ["sweep", "--modes", "fast"],
+        ["producer", "--overrides", "[1]"],
+        ["producer", "--overrides", "{"],
+        ["cost", "--vary", "speed=1"],
+    ],
+)
+def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert "wanted" in capsys.readouterr().err
+
+
+def test_no_device_is_a_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "producer"]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_cold_copies_outgrow_the_cache() -> None:
+    assert jobs.cold_copies(Shape(8, 1, 1, shared_tokens=64)) == 8
+    assert jobs.cold_copies(Shape(2048, shared_tokens=2048)) == 2
+
+
+def test_samples_and_slowest() -> None:
+    assert case.sample_rows(3, 8) == [0, 1, 2]
+    assert case.sample_rows(100, 4) == [0, 33, 66, 99]
+    assert case.sample_rows(9, 1) == [0]
+    assert slowest([Times(1, 1, 5, 3), Times(2, 0.5, 2, 3)]) == Times(2, 1, 5, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------------- plans
+def test_overrides_reach_the_plan() -> None:
+    shape = Shape(8, shared_tokens=64)
+    wanted = {
+        "routed_tokens": 32,
+        "shared_tokens": 32,
+        "num_ctas_per_sm": 1,
+        "num_stages": 3,
+        "splits": {"routed_l1": 2, "routed_l2": 3, "shared_l1": 4, "shared_l2": 5},
+    }
+    chosen = case.plan_of(shape, "dense", case.Settings(wanted))
+    assert case.pinned(chosen) == wanted
+    free = case.plan_of(shape, "dense", case.Settings())
+    assert case.pinned(free) != wanted
+    assert case.pinned(case.plan_of(shape, "dense", case.Settings(case.pinned(free)))) == case.pinned(free)
+
+
+def test_pinned_plan_is_one_kernel() -> None:
+    from deep_gemm_k3.mega.plan import all_configs
+
+    shape = Shape(64, shared_tokens=64)
+    plan = case.plan_of(shape, "dense", case.Settings())
+    problem = {"num_ranks": 1, "num_experts": 112, "num_topk": 16, "num_max_tokens_per_rank": 64, "hidden": 3584}
+    problem |= {"intermediate_hidden": 3072, "shared_intermediate_hidden": 768, "num_max_shared_tokens": 64}
+    problem |= {"shared_output": "dense", "shared_hidden": 7168, "overrides": case.pinned(plan)}
+    assert {entry["literal"] for entry in all_configs(problem)} == {plan.literal}
+
+
+# ------------------------------------------------------------------------------------------------------------------ runs
+def test_producer_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = options(tokens=3, shared_tokens=4, experts=2, topk=2, ranks=2, eager=1)
+    assert cli.main(["bench", "producer", *shape, "--no-warm", "--json", str(tmp_path / "run.json")]) == 0
+    run = report.load(tmp_path / "run.json")
+    assert [row["mode"] for row in run["rows"]] == ["dense", "rs", "sp_rs"]
+    for row in run["rows"]:
+        assert row["checked"] is True
+        assert row["relative_error"] < 2e-3
+        assert row["us"] > 0 and row["eager_us"] > 0
+        assert row["cold"] is True and row["copies"] > 1
+        assert row["work"]["floor_us"] > 0
+        assert row["shape"]["ranks"] == 2
+        assert set(row["plan"]) >= {"routed_tokens", "num_stages", "splits", "grid"}
+    assert set(run) >= {"schema", "kind", "command", "date", "commit", "kernels", "machine", "ceilings", "rows"}
+    assert "rs " in capsys.readouterr().out
+
+
+def test_sweep_run_and_plot(tmp_path: Path) -> None:
+    shape = options(tokens="1,2", experts=2, topk=1, seeds=1)
+    saved, picture = tmp_path / "sweep.json", tmp_path / "sweep.png"
+    assert cli.main(["bench", "sweep", *shape, "--json", str(saved), "--plot", str(picture)]) == 0
+    rows = report.load(saved)["rows"]
+    assert [(r["mode"], r["shape"]["tokens"], r["shape"]["shared_tokens"]) for r in rows] == [
+        ("dense", 1, 1),
+        ("routed", 1, 0),
+        ("dense", 2, 2),
+        ("routed", 2, 0),
+    ]
+    assert all(len(r["graph"]) == 1 for r in rows)
+    assert {"shared_gemms_us", "norm_us", "publication_copy_us", "own_sum_us"} <= set(rows[0]["baselines"])
+    assert picture.stat().st_size > 1000
+    assert cli.main(["bench", "plot", str(saved), str(tmp_path / "again.svg")]) == 0
+
+
+def test_cost_and_tune_runs(tmp_path: Path) -> None:
+    saved = tmp_path / "cost.json"
+    shape = options(tokens=2, shared_tokens=2, experts=4, topk=2)
+    vary = "experts=2,4 ranks=2"
+    assert cli.main(["bench", "cost", *shape, "--vary", vary, "--json", str(saved), "--plot", f"{saved}.png"]) == 0
+    rows = report.load(saved)["rows"]
+    assert [(r["varied"], r["shape"]["experts"], r["shape"]["ranks"]) for r in rows] == [
+        ("experts", 2, 1),
+        ("experts", 4, 1),
+        ("ranks", 2, 2),
+    ]
+    setting = jobs.Setting(CPU, effort=Effort(1, 1, 0, (1,)), json_path=tmp_path / "tune.json")
+    points = [{"tokens": 2, "overrides": {"routed_tokens": 16}}, {"tokens": 1, "experts": 2, "mode": "routed"}]
+    jobs.tune(Shape(2, 4, 2, shared_tokens=2, **TINY), points, setting)
+    rows = report.load(tmp_path / "tune.json")["rows"]
+    assert rows[0]["plan"]["routed_tokens"] == 16
+    assert rows[1]["shape"]["experts"] == 2 and rows[1]["mode"] == "routed"
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"schema": "other"}))
+    with pytest.raises(ValueError, match="wanted schema"):
+        report.load(path)
+
+
+def small_bench() -> Bench:
+    shape = Shape(3, 2, 2, shared_tokens=2, **TINY)
+    return Bench(World(1), shape, [data.rank_data(shape, 1, 0, CPU, "sm_90a", 2)], CPU, case.Settings())
+
+
+@pytest.mark.parametrize("name", ["y", "shared_y"])
+def test_a_wrong_result_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def wrong(self: case.Case, number: int) -> None:
+        called(self, number)
+        getattr(self, name)[-1].mul_(1.05)
+
+    monkeypatch.setattr(case.Case, "call", wrong)
+    with pytest.raises(case.CheckFailed, match=name):
+        bench.measure("dense", Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+def test_a_call_that_changes_its_result_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called, count = small_bench(), case.Case.call, iter(range(100))
+
+    def unsteady(self: case.Case, number: int) -> None:
+        called(self, number)
+        if next(count) > 0:
+            self.y.view(torch.int16)[0, 0] += 1
+
+    monkeypatch.setattr(case.Case, "call", unsteady)
+    with pytest.raises(case.CheckFailed, match="differs from the checked one"):
+        bench.measure("dense", Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+def test_weight_copies_hold_the_same_values_elsewhere() -> None:
+    shape = Shape(3, 2, 2, shared_tokens=2, **TINY)
+    found = data.rank_data(shape, 1, 0, CPU, "sm_90a", 2)
+    (a, _), (b, _) = found.routed
+    assert torch.equal(a[0], b[0])
+    assert a[0].data_ptr() != b[0].data_ptr()
+    again = data.rank_data(shape, 1, 0, CPU, "sm_90a", 1)
+    assert torch.equal(again.routed[0][0][0], a[0])
+    other = data.rank_data(shape, 1, 1, CPU, "sm_90a", 1)
+    assert not torch.equal(other.routed[0][0][0], a[0])
