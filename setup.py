@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -55,6 +56,14 @@ def host_sources() -> list[Path]:
     return sorted((ROOT / "csrc").rglob("*.cpp"))
 
 
+def emulator_flags() -> str:
+    """The emulator runs 32 lanes per instruction: its files are compiled for vectors, and round exactly as written."""
+    flags = "-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags += " -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt"
+    return flags
+
+
 def quote(path: Path | str) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
@@ -91,6 +100,8 @@ def ninja_text(build_dir: Path, target: Path) -> str:
         obj = build_dir / "obj" / source.relative_to(ROOT).with_suffix(".o")
         objects.append(obj)
         lines.append(f"build {quote(obj)}: compile {quote(source)}")
+        if source.parent.name == "emulator":
+            lines.append(f"  cflags = $cflags {emulator_flags()}")
         if source == ROOT / "csrc" / "jit" / "layout_digest.cpp":
             lines.append(f'  cflags = $cflags -DDEEP_GEMM_K3_LAYOUT_DIGEST=\\"{layout_digest()}\\"')
     lines.append(f"build {quote(target)}: link {' '.join(quote(obj) for obj in objects)}")

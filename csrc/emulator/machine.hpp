@@ -1,0 +1,257 @@
+// The machine: launches of grids of clusters of CTAs of warps, the units that work beside them, and the scheduler.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "inst.hpp"
+#include "memory.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+struct Machine;
+struct Launch;
+struct Cta;
+struct Warp;
+struct Split;
+
+enum class Adversary : u8 { Random, Earliest, Latest };
+
+struct Options {
+    u64 seed = 0;
+    Adversary adversary = Adversary::Random;
+    bool races = false;
+    bool time_on_deadlock =
+        false;                // advance virtual time instead of reporting, so that the program's own time-outs fire
+    u32 quantum = 400;        // instructions a warp runs at a stretch, at most
+    u64 max_instructions = 0; // 0: no limit
+};
+
+// Lanes that diverged from a branch and meet again at one pc.
+struct Node {
+    u32 rpc, expected, arrived;
+    Node* parent;
+};
+
+enum class SplitState : u8 { Ready, Blocked, Parked, Dead };
+
+struct Wait {
+    const char* what = nullptr; // for the deadlock report
+    u64 object = 0, token = 0;
+    u8 stage = 0;       // a blocked instruction is executed again; it sees how far it had come
+    bool timed = false; // may be woken by time alone
+    bool timed_out = false;
+};
+
+struct Poll {
+    u32 pc = kNoPc;
+    u64 hash = 0, effects = 0;
+};
+
+// A set of lanes of one warp at one pc.
+struct Split {
+    u32 pc = 0, mask = 0;
+    Node* node = nullptr;
+    SplitState state = SplitState::Ready;
+    Wait wait;
+    Poll polls[4];
+};
+
+// One commit group of asynchronous copies of a thread.
+struct AsyncGroup {
+    u32 pending = 0, pending_reads = 0;
+    std::vector<std::pair<Warp*, Split*>> waiters;
+};
+
+struct AsyncOp {
+    Cta* cta = nullptr;                // whose program issued it; kept alive by it
+    std::function<void()> read, write; // read may be empty; both run once, in this order
+    std::shared_ptr<AsyncGroup> group;
+    std::vector<std::shared_ptr<AsyncGroup>> after; // only once these are complete
+    const char* what = "";
+    u32 pc = 0;
+    bool to_shared = false; // writes shared memory of its cluster
+};
+
+struct LaneGroups {
+    std::shared_ptr<AsyncGroup> open;
+    std::deque<std::shared_ptr<AsyncGroup>> committed;
+};
+
+// Lanes that have reached a warp-synchronous instruction and wait for the others named in its mask.
+struct Meeting {
+    u32 pc, want, arrived;
+    std::vector<Split*> waiting;
+};
+
+enum class Stop : u8 { None, Blocked, Parked, Yield, Switch };
+
+struct Warp {
+    u8* base[2] = {nullptr, nullptr}; // register file, constant pool
+    u32 pc = 0, mask = 0;             // of the running split
+    Node* node = nullptr;
+    Wait wait;
+    Stop stop = Stop::None;
+    Split* current = nullptr;
+    Machine* machine = nullptr;
+    Cta* cta = nullptr;
+    const Program* program = nullptr;
+    u32 index = 0;            // within the CTA
+    u32 exists = 0, live = 0; // lanes
+    u64 effects = 0, executed = 0;
+    bool queued = false;
+    std::vector<u64> registers;
+    std::vector<std::unique_ptr<Split>> splits;
+    std::vector<std::unique_ptr<Node>> nodes;
+    std::vector<Node*> free_nodes;
+    std::vector<Meeting> meetings;
+    std::map<u32, LaneGroups> bulk_groups, copy_groups; // per lane
+    u64 cluster_phase = 0;                              // the phase this warp arrived in
+    bool cluster_arrived = false;
+    u64 wgmma_committed = 0;                  // groups
+    std::deque<std::vector<u32>> wgmma_reads; // per group not yet waited for: 16-byte pieces of shared memory it reads
+    std::vector<u32> wgmma_open;              // the same, not yet committed
+    u32 carry = 0;                            // the condition-code bit of each lane
+    std::vector<u32> clock;                   // vector clock, with race detection
+    u32 id = 0;                               // global number, for vector clocks and traces
+
+    template <class T>
+    T* row(Ref ref) {
+        return reinterpret_cast<T*>(base[ref & 1] + (ref & ~3u));
+    }
+    u32 predicate(Ref ref) { return *row<u32>(ref) ^ ((ref & 2) ? kFullMask : 0u); }
+    void set_predicate(Ref ref, u32 m, u32 value) {
+        u32* p = row<u32>(ref);
+        *p = (*p & ~m) | (value & m);
+    }
+    u64 address(Ref ref, int lane) { return (ref & 2) ? row<u64>(ref)[lane] : row<u32>(ref)[lane]; }
+    u32 extra(const Inst& in, u32 i) const { return program->extra[in.extra + i]; }
+    void block(const char* what, u64 object, u64 token, bool timed = false); // run this instruction again when woken
+    Node* new_node(u32 rpc, u32 expected, Node* parent);
+    void free_node(Node* node) { free_nodes.push_back(node); }
+    Split* new_split(u32 pc, u32 mask, Node* node);
+    void exit_lanes(u32 m);
+};
+
+struct NamedBarrier {
+    u32 expected = 0; // threads; 0: all that live
+    u64 generation = 0;
+    std::vector<u32> arrived;       // lanes, per warp
+    u32 popc = 0, all = 1, any = 0; // of the round being gathered
+    u32 last_popc = 0, last_all = 0, last_any = 0;
+    bool in_use = false;
+    std::vector<std::pair<Warp*, Split*>> waiters;
+};
+
+struct MbarrierInfo {
+    u32 line_pc = 0;
+    std::vector<std::pair<Warp*, Split*>> waiters;
+};
+
+struct Cluster {
+    Launch* launch = nullptr;
+    u32 id[3] = {0, 0, 0};
+    std::vector<Cta*> ctas;
+    u32 live_ctas = 0, arrived = 0;
+    u64 phase = 0;
+    std::vector<std::pair<Warp*, Split*>> waiters;
+};
+
+struct Cta {
+    Launch* launch = nullptr;
+    Cluster* cluster = nullptr;
+    u32 id[3] = {0, 0, 0}, rank = 0; // rank in the cluster
+    std::vector<u8> shared, written; // written: one byte per byte of shared memory
+    std::vector<u8> local;           // per thread
+    std::vector<std::unique_ptr<Warp>> warps;
+    NamedBarrier barriers[16];
+    std::map<u32, MbarrierInfo> mbarriers; // by shared offset
+    std::vector<u16> readers; // per 16 bytes of shared memory: tensor-core operations that may still read it
+    u64 reader_count = 0;
+    std::vector<std::pair<Warp*, Split*>> wgmma_waiters;
+    u32 live_threads = 0;
+    bool exited = false;
+};
+
+struct ModuleInstance {
+    const Syntax* syntax = nullptr;
+    std::vector<u64> storage; // .global and .const variables, from `base` on
+    u64 base = 0;
+};
+
+struct Launch {
+    std::shared_ptr<const Program> program;
+    std::shared_ptr<ModuleInstance> instance;
+    u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
+    u32 dynamic_shared = 0, num_sms = 4, rank = 0, resident_limit = 1;
+    std::vector<u64> params; // from `param_base` on
+    u64 param_base = 0;
+    std::string label;
+    u64 next_cluster = 0, total_clusters = 0, live_clusters = 0;
+    std::vector<std::unique_ptr<Cluster>> clusters;
+    std::vector<std::unique_ptr<Cta>> ctas;
+};
+
+struct Finding {
+    std::string kind, text;
+    u64 count = 1;
+};
+
+struct Counters {
+    u64 instructions = 0, macs = 0, mma = 0, wgmma = 0, tma_loads = 0, tma_stores = 0, bulk_copies = 0;
+    u64 tma_bytes = 0, global_read = 0, global_written = 0, shared_read = 0, shared_written = 0, peer_written = 0,
+        peer_read = 0;
+    u64 barrier_waits = 0, mbarrier_waits = 0, system_operations = 0, atomics = 0;
+};
+
+struct Machine {
+    Options options;
+    MemoryMap memory;
+    std::mt19937_64 random;
+    std::vector<std::unique_ptr<Launch>> launches;
+    std::vector<Warp*> runnable;
+    std::vector<std::pair<Warp*, Split*>> parked, timed;
+    std::vector<std::unique_ptr<AsyncOp>> async;
+    std::vector<Finding> findings;
+    std::set<std::pair<std::string, std::string>> finding_keys;
+    Counters counters;
+    u64 epoch = 1, virtual_ns = 1000000, live_warps = 0;
+    u32 next_warp_id = 0;
+    std::string printed;
+
+    explicit Machine(const Options& chosen) : options(chosen), random(chosen.seed) {}
+    void run();   // all launches, to completion
+    void reset(); // forgets the launches; findings and counters stay
+    void touch(Warp& w) { ++epoch, ++w.effects; }
+    void wake(Warp* warp, Split* split);
+    void wake_all(std::vector<std::pair<Warp*, Split*>>& waiters);
+    void submit(std::unique_ptr<AsyncOp> op); // an asynchronous operation, done now or later as the adversary likes
+    void report(const std::string& kind, const std::string& text);
+    void report_at(Warp& w, const std::string& kind, const std::string& text);
+    std::string who(const Warp& w) const;
+    void cta_exit_check(Warp& w);
+
+  private:
+    u64 quiet_epoch = 0;
+    void admit(Launch& launch);
+    void start_cluster(Launch& launch, u64 number);
+    void start_warp(Cta& cta, u32 index, u32 threads);
+    void fill_specials(Warp& w);
+    void run_warp(Warp& w);
+    Split* pick_split(Warp& w);
+    void complete_async(size_t index);
+    bool quiet_round(u32& rounds);
+    void unpark_all(bool by_time);
+    bool release_meetings_softly();
+    [[noreturn]] void deadlock();
+    void retire(Warp& w);
+};
+
+} // namespace deep_gemm_k3::emulator

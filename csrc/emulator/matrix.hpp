@@ -1,0 +1,16 @@
+// Small matrix products shared by mma.sync and wgmma: operands as singles or integers, sums exact until the final
+// rounding.
+#pragma once
+
+#include "ops.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+// out[m][n] += sum_k a[m][k] * b[k][n], summed in double and rounded once to single
+void product_add(float* out, const float* a, const float* b, int m, int n, int k);
+
+// A matrix element type of the tensor cores, as singles.
+float matrix_element(u32 code, Type type);
+void widen(const u8* from, float* to, int count, Type type); // `count` consecutive elements of a 1-, 2- or 4-byte type
+
+} // namespace deep_gemm_k3::emulator

@@ -1,0 +1,39 @@
+// Global memory as the emulated devices see it: registered host allocations, checked on every access.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+struct Allocation {
+    u64 low = 0, high = 0; // [low, high)
+    std::string name;
+    bool alive = true;
+    bool writable = true;
+};
+
+class MemoryMap {
+  public:
+    void add(u64 low, u64 bytes, const std::string& name, bool writable = true);
+    void remove(u64 low);
+    const Allocation* find(u64 address) const; // the one that holds the address, alive or not
+    std::string describe(u64 address) const;   // for messages: the nearest allocations
+
+    // host pointer of [address, address + bytes), or a Fault
+    inline u8* check(u64 address, u64 bytes, bool is_write) {
+        if (last_ && address - last_->low < last_->high - last_->low && bytes <= last_->high - address &&
+            (!is_write || last_->writable))
+            return reinterpret_cast<u8*>(address);
+        return check_slow(address, bytes, is_write);
+    }
+
+  private:
+    std::vector<Allocation> list_; // sorted by low, no overlap among the living
+    const Allocation* last_ = nullptr;
+    u8* check_slow(u64 address, u64 bytes, bool is_write);
+};
+
+} // namespace deep_gemm_k3::emulator

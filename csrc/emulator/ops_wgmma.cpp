@@ -1,0 +1,300 @@
+// wgmma: products of a warpgroup. Each warp computes its own 16 rows when it issues the instruction; a group counts as
+// complete for a waiting warp once all four warps have issued it, as the hardware's collective operation does.
+#include "matrix.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+namespace {
+
+struct Shape {
+    Type a, b, d;
+    int n, k;
+    bool a_in_registers, negate_a, negate_b, transpose_a, transpose_b;
+};
+
+void pack(Inst& in, const Shape& s) {
+    in.imm = static_cast<s64>(u64{static_cast<u8>(s.a)} | u64{static_cast<u8>(s.b)} << 8 |
+                              u64{static_cast<u8>(s.d)} << 16 | static_cast<u64>(s.n) << 24 |
+                              static_cast<u64>(s.k) << 36 | u64{s.a_in_registers} << 44 | u64{s.negate_a} << 45 |
+                              u64{s.negate_b} << 46 | u64{s.transpose_a} << 47 | u64{s.transpose_b} << 48);
+}
+
+Shape unpack(const Inst& in) {
+    u64 x = static_cast<u64>(in.imm);
+    return {static_cast<Type>(x & 0xff), static_cast<Type>(x >> 8 & 0xff), static_cast<Type>(x >> 16 & 0xff),
+        static_cast<int>(x >> 24 & 0xfff), static_cast<int>(x >> 36 & 0xff), (x >> 44 & 1) != 0, (x >> 45 & 1) != 0,
+        (x >> 46 & 1) != 0, (x >> 47 & 1) != 0, (x >> 48 & 1) != 0};
+}
+
+// A shared-memory matrix descriptor.
+struct Descriptor {
+    u32 start, leading, stride, span_shift; // bytes; span: 16 << span_shift bytes of a swizzle row
+    bool swizzled;
+    explicit Descriptor(u64 x) {
+        start = static_cast<u32>(x & 0x3fff) << 4;
+        leading = static_cast<u32>(x >> 16 & 0x3fff) << 4;
+        stride = static_cast<u32>(x >> 32 & 0x3fff) << 4;
+        u32 mode = static_cast<u32>(x >> 62);
+        if (x >> 49 & 7)
+            throw Fault("descriptor", "a matrix descriptor with a base offset is not modelled");
+        span_shift = mode == 1 ? 3 : mode == 2 ? 2 : mode == 3 ? 1 : 0;
+        swizzled = mode != 0;
+    }
+    u32 swizzle(u32 address) const {
+        return swizzled ? address ^ (address >> 3 & (((1u << span_shift) - 1) << 4)) : address;
+    }
+    // 16 bytes of row `row` (8 rows to a group), piece `piece` along k
+    u32 k_major(u32 row, u32 piece) const {
+        return swizzle(
+            start + (row & 7) * (16u << span_shift) + (row >> 3) * stride + piece * (swizzled ? 16 : leading));
+    }
+    // 16 bytes along m or n, piece `piece`, of k index `k`
+    u32 mn_major(u32 piece, u32 k) const {
+        u32 per = 1u << span_shift;
+        u32 outer = swizzled ? leading : stride, deeper = swizzled ? stride : leading;
+        return swizzle(
+            start + (piece % per) * 16 + (piece / per) * outer + (k & 7) * (16u << span_shift) + (k >> 3) * deeper);
+    }
+};
+
+const u8* piece_at(Warp& w, u32 address, std::vector<u32>& reads) {
+    Cta& cta = *w.cta;
+    if (address < kSharedReserved || u64{address} + 16 > cta.shared.size())
+        throw Fault("out-of-bounds", "wgmma reads shared memory at offset " + std::to_string(address) +
+                                         "; the CTA has " + std::to_string(kSharedReserved) + ".." +
+                                         std::to_string(cta.shared.size()));
+    if (std::memchr(cta.written.data() + address, 0, 16))
+        w.machine->report_at(w, "uninitialised-shared",
+            "wgmma reads shared memory that nobody has written, offset " + std::to_string(address));
+    reads.push_back(address >> 4);
+    return cta.shared.data() + address;
+}
+
+// A part of an operand and where its elements go: row r, k index i to out[r * row_step + i * k_step].
+struct Part {
+    Type type;
+    bool transposed;
+    int first, count, k; // rows, and elements of each
+    float* out;
+    int row_step, k_step;
+};
+
+void load_operand(Warp& w, const Descriptor& d, const Part& p, std::vector<u32>& reads) {
+    int per = 16 / type_size(p.type);
+    float value[16];
+    if (!p.transposed) {
+        for (int row = 0; row < p.count; ++row)
+            for (int piece = 0; piece < p.k / per; ++piece) {
+                u32 address = d.k_major(static_cast<u32>(p.first + row), static_cast<u32>(piece));
+                widen(piece_at(w, address, reads), value, per, p.type);
+                for (int j = 0; j < per; ++j)
+                    p.out[row * p.row_step + (piece * per + j) * p.k_step] = value[j];
+            }
+        return;
+    }
+    for (int at = 0; at < p.k; ++at)
+        for (int piece = 0; piece < p.count / per; ++piece) {
+            u32 address = d.mn_major(static_cast<u32>(p.first / per + piece), static_cast<u32>(at));
+            widen(piece_at(w, address, reads), value, per, p.type);
+            for (int j = 0; j < per; ++j)
+                p.out[(piece * per + j) * p.row_step + at * p.k_step] = value[j];
+        }
+}
+
+void load_fragment(Warp& w, const Inst& in, u32 first, const Shape& s, float* a) {
+    int per = 4 / type_size(s.a), bits = 32 / per;
+    for (int r = 0; r < 4; ++r) {
+        const u32* row = w.row<u32>(w.extra(in, first + static_cast<u32>(r)));
+        for (int lane = 0; lane < kLanes; ++lane)
+            for (int j = 0; j < per; ++j)
+                a[(lane / 4 + 8 * (r & 1)) * s.k + (r >> 1) * 4 * per + lane % 4 * per + j] =
+                    matrix_element(row[lane] >> (bits * j), s.a);
+    }
+}
+
+// register r, lane -> position in the 16 x n tile, for two neighbouring columns
+inline int tile_at(int n, int r, int lane) {
+    return (lane / 4 + 8 * (r & 1)) * n + 8 * (r >> 1) + lane % 4 * 2;
+}
+
+void load_accumulator(Warp& w, const Inst& in, const Shape& s, float* out) {
+    for (int r = 0; r < s.n / 4; ++r)
+        for (int i = 0; i < 2; ++i) {
+            bool half = s.d == Type::F16;
+            const u32* row = w.row<u32>(w.extra(in, static_cast<u32>(half ? r : 2 * r + i)));
+            for (int lane = 0; lane < kLanes; ++lane)
+                out[tile_at(s.n, r, lane) + i] =
+                    half ? f16_to_float(row[lane] >> (16 * i) & 0xffff) : bits<float>(row[lane]);
+        }
+}
+
+void store_accumulator(Warp& w, const Inst& in, const Shape& s, const float* out) {
+    for (int r = 0; r < s.n / 4; ++r) {
+        if (s.d == Type::F16) {
+            u32* row = w.row<u32>(w.extra(in, static_cast<u32>(r)));
+            for (int lane = 0; lane < kLanes; ++lane)
+                row[lane] = float_to_f16(out[tile_at(s.n, r, lane)]) | float_to_f16(out[tile_at(s.n, r, lane) + 1])
+                                                                           << 16;
+            continue;
+        }
+        for (int i = 0; i < 2; ++i) {
+            float* row = w.row<float>(w.extra(in, static_cast<u32>(2 * r + i)));
+            for (int lane = 0; lane < kLanes; ++lane)
+                row[lane] = out[tile_at(s.n, r, lane) + i];
+        }
+    }
+}
+
+void note_reads(Warp& w, std::vector<u32> reads) {
+    Cta& cta = *w.cta;
+    if (cta.readers.empty())
+        cta.readers.resize(cta.shared.size() / 16 + 1, 0);
+    for (u32 piece : reads)
+        ++cta.readers[piece];
+    cta.reader_count += reads.size();
+    w.wgmma_open.insert(w.wgmma_open.end(), reads.begin(), reads.end());
+}
+
+void require_warp(Warp& w, u32 m) {
+    if (m != kFullMask)
+        throw Fault("wgmma", "wgmma executed by lanes " + hex(m) + " only");
+}
+
+// extras: accumulator registers, [4 registers of a | descriptor a], descriptor b, scale-d
+void exec_mma(Warp& w, const Inst& in, u32 m) {
+    u32 together;
+    if (!meet(w, in, m, w.live, together))
+        return;
+    require_warp(w, together);
+    Shape s = unpack(in);
+    u32 at = static_cast<u32>(s.d == Type::F16 ? s.n / 4 : s.n / 2);
+    alignas(64) float a[16 * 32], b[256 * 32], out[16 * 256];
+    std::vector<u32> reads;
+    int first_row = static_cast<int>(w.index % 4) * 16;
+    if (s.a_in_registers)
+        load_fragment(w, in, at, s, a);
+    else
+        load_operand(
+            w, Descriptor(w.row<u64>(w.extra(in, at))[0]), {s.a, s.transpose_a, first_row, 16, s.k, a, s.k, 1}, reads);
+    at += s.a_in_registers ? 4 : 1;
+    load_operand(w, Descriptor(w.row<u64>(w.extra(in, at))[0]), {s.b, s.transpose_b, 0, s.n, s.k, b, 1, s.n}, reads);
+    if (s.negate_a != s.negate_b)
+        for (int i = 0; i < 16 * s.k; ++i)
+            a[i] = -a[i];
+    bool accumulate = w.predicate(w.extra(in, at + 1)) & 1;
+    if (accumulate)
+        load_accumulator(w, in, s, out);
+    else
+        std::memset(out, 0, sizeof(float) * static_cast<size_t>(16 * s.n));
+    product_add(out, a, b, 16, s.n, s.k);
+    store_accumulator(w, in, s, out);
+    note_reads(w, std::move(reads));
+    ++w.machine->counters.wgmma;
+    w.machine->counters.macs += static_cast<u64>(16 * s.n * s.k);
+}
+
+void exec_fence(Warp&, const Inst&, u32) {}
+
+void exec_commit(Warp& w, const Inst& in, u32 m) {
+    u32 together;
+    if (!meet(w, in, m, w.live, together))
+        return;
+    w.wgmma_reads.push_back(std::move(w.wgmma_open));
+    w.wgmma_open.clear();
+    ++w.wgmma_committed;
+    ++w.machine->epoch;
+    w.machine->wake_all(w.cta->wgmma_waiters);
+}
+
+void exec_wait(Warp& w, const Inst& in, u32 m) {
+    if (m != w.live) {
+        u32 together;
+        if (!meet(w, in, m, w.live, together))
+            return;
+    }
+    u64 keep = static_cast<u64>(in.imm), target = w.wgmma_committed > keep ? w.wgmma_committed - keep : 0;
+    Cta& cta = *w.cta;
+    for (u32 i = w.index / 4 * 4; i < w.index / 4 * 4 + 4 && i < cta.warps.size(); ++i) {
+        if (!cta.warps[i]->live || cta.warps[i]->wgmma_committed >= target)
+            continue;
+        cta.wgmma_waiters.emplace_back(&w, w.current);
+        return w.block("waits for the other warps of its warpgroup to issue wgmma", 0, target);
+    }
+    while (w.wgmma_reads.size() > keep) {
+        for (u32 piece : w.wgmma_reads.front())
+            --cta.readers[piece];
+        cta.reader_count -= w.wgmma_reads.front().size();
+        w.wgmma_reads.pop_front();
+    }
+}
+
+void build_product(Builder& b) {
+    Shape s{};
+    std::string shape = b.take_next();
+    size_t at_n = shape.find('n'), at_k = shape.find('k');
+    if (shape.rfind("m64n", 0) != 0 || at_k == std::string::npos)
+        b.fail("unknown shape " + shape);
+    s.n = std::stoi(shape.substr(at_n + 1)), s.k = std::stoi(shape.substr(at_k + 1));
+    s.d = b.take_type(), s.a = b.take_type(), s.b = b.take_type();
+    int size = type_size(s.a);
+    bool types_fit = size == 2   ? s.a == s.b && (s.a == Type::BF16 || s.a == Type::F16)
+                     : size == 4 ? s.a == Type::TF32 && s.b == s.a
+                                 : (s.a == Type::E4M3 || s.a == Type::E5M2) && (s.b == Type::E4M3 || s.b == Type::E5M2);
+    bool result_fits = s.d == Type::F32 || (s.d == Type::F16 && (s.a == Type::F16 || size == 1));
+    if (!types_fit || !result_fits)
+        b.fail("this combination of types is not modelled");
+    if (s.n < 8 || s.n > 256 || s.n % 8 || s.k * size != 32)
+        b.fail("unknown shape " + shape);
+    const Operand& a = b.at(1);
+    s.a_in_registers = a.kind == Operand::Kind::Vector;
+    size_t scales = 6, transposes = size == 2 ? (s.a_in_registers ? 1 : 2) : 0;
+    b.want(scales + transposes, scales + transposes);
+    const Operand& d = b.at(0);
+    size_t registers = static_cast<size_t>(s.d == Type::F16 ? s.n / 4 : s.n / 2);
+    if (d.parts.size() != registers)
+        b.fail(
+            "wanted " + std::to_string(registers) + " accumulator registers, found " + std::to_string(d.parts.size()));
+    for (const Operand& part : d.parts)
+        b.update_extra(part, Type::B32);
+    if (s.a_in_registers) {
+        if (a.parts.size() != 4)
+            b.fail("wanted 4 registers of A");
+        for (const Operand& part : a.parts)
+            b.use_extra(part, Type::B32);
+    } else {
+        b.use_extra(a, Type::B64);
+    }
+    b.use_extra(b.at(2), Type::B64);
+    b.use_extra(b.at(3), Type::Pred);
+    s.negate_a = static_cast<s64>(b.constant(b.at(4))) < 0, s.negate_b = static_cast<s64>(b.constant(b.at(5))) < 0;
+    if (transposes == 2)
+        s.transpose_a = b.constant(b.at(6)) != 0;
+    if (transposes)
+        s.transpose_b = b.constant(b.at(5 + transposes)) != 0;
+    pack(b.in, s);
+    b.emit(exec_mma);
+}
+
+void build_wgmma(Builder& b) {
+    std::string kind = b.take_of({"fence", "mma_async", "commit_group", "wait_group"});
+    if (!b.take("sync") || !b.take("aligned"))
+        b.fail("wanted .sync.aligned");
+    if (kind == "mma_async")
+        return build_product(b);
+    if (kind == "fence")
+        return b.emit(exec_fence);
+    if (kind == "commit_group")
+        return b.emit(exec_commit);
+    if (kind != "wait_group")
+        b.fail("unknown form");
+    b.in.imm = static_cast<s64>(b.constant(b.at(0)));
+    b.emit(exec_wait);
+}
+
+} // namespace
+
+void register_wgmma(Table& table) {
+    table["wgmma"] = build_wgmma;
+}
+
+} // namespace deep_gemm_k3::emulator

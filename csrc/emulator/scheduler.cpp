@@ -1,0 +1,312 @@
+// The scheduler: which warp runs next, when asynchronous work completes, and what to do when nobody can go on.
+#include <algorithm>
+
+#include "mbarrier.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+namespace {
+
+constexpr u32 kQuietRounds = 32; // rounds without any effect before it is a deadlock
+constexpr u32 kTimeRounds = 400; // the same, when virtual time may run on
+constexpr u64 kLivelockInstructions = 1000000000;
+
+} // namespace
+
+void Machine::wake(Warp* warp, Split* split) {
+    if (split->state != SplitState::Blocked && split->state != SplitState::Parked)
+        return;
+    split->state = SplitState::Ready;
+    if (!warp->queued) {
+        warp->queued = true;
+        runnable.push_back(warp);
+    }
+}
+
+void Machine::wake_all(std::vector<std::pair<Warp*, Split*>>& waiters) {
+    auto list = std::move(waiters);
+    waiters.clear();
+    for (auto& [warp, split] : list)
+        wake(warp, split);
+}
+
+void Machine::submit(std::unique_ptr<AsyncOp> op) {
+    if (op->group) {
+        ++op->group->pending;
+        op->group->pending_reads += op->read != nullptr;
+    }
+    async.push_back(std::move(op));
+    if (options.adversary == Adversary::Earliest)
+        complete_async(async.size() - 1);
+}
+
+// Performs the reading half, or all of it when both halves come at once.
+void Machine::complete_async(size_t index) {
+    for (auto& group : async[index]->after) {
+        if (!group->pending)
+            continue;
+        for (size_t other = 0; other < async.size(); ++other)
+            if (async[other]->group == group)
+                return complete_async(other);
+    }
+    AsyncOp& op = *async[index];
+    bool both = options.adversary != Adversary::Random || (random() & 1);
+    std::shared_ptr<AsyncGroup> group = op.group;
+    bool had_read = op.read != nullptr;
+    if (had_read) {
+        op.read();
+        op.read = nullptr;
+        ++epoch;
+        if (group && --group->pending_reads == 0)
+            wake_all(group->waiters);
+        if (!both)
+            return;
+    }
+    std::unique_ptr<AsyncOp> done = std::move(async[index]);
+    async.erase(async.begin() + static_cast<std::ptrdiff_t>(index));
+    ++epoch;
+    done->write();
+    if (group && --group->pending == 0)
+        wake_all(group->waiters);
+}
+
+void Machine::unpark_all(bool by_time) {
+    auto list = std::move(parked);
+    parked.clear();
+    for (auto& [warp, split] : list)
+        if (split->state == SplitState::Parked)
+            wake(warp, split);
+    if (!by_time)
+        return;
+    list = std::move(timed);
+    timed.clear();
+    for (auto& [warp, split] : list)
+        if (split->state == SplitState::Blocked && split->wait.timed) {
+            split->wait.timed_out = true;
+            wake(warp, split);
+        }
+}
+
+// Lanes that wait for diverged lanes of their own warp go on alone: independent thread scheduling promises them
+// progress.
+bool Machine::release_meetings_softly() {
+    bool released = false;
+    for (auto& launch : launches)
+        for (auto& cta : launch->ctas)
+            for (auto& warp : cta->warps)
+                for (auto& node : warp->nodes) {
+                    if (!node->arrived || node->arrived == node->expected)
+                        continue;
+                    u32 lanes = node->arrived;
+                    node->expected &= ~lanes;
+                    node->arrived = 0;
+                    Split* split = warp->new_split(node->rpc, lanes, node->parent);
+                    split->state = SplitState::Blocked;
+                    wake(warp.get(), split);
+                    released = true;
+                }
+    return released;
+}
+
+// Nobody is ready and no asynchronous work is left: let pollers look once more; false when that has not helped.
+bool Machine::quiet_round(u32& rounds) {
+    if (epoch != quiet_epoch)
+        rounds = 0;
+    quiet_epoch = epoch;
+    ++rounds;
+    bool nobody = parked.empty() && timed.empty();
+    u32 limit = options.time_on_deadlock ? kTimeRounds : kQuietRounds;
+    if (nobody || rounds > limit) {
+        if (!release_meetings_softly())
+            return false;
+        rounds = 0;
+        return true;
+    }
+    if (options.time_on_deadlock && rounds > kQuietRounds)
+        virtual_ns += u64{1000} << std::min<u32>(rounds - kQuietRounds, 40);
+    virtual_ns += 100;
+    unpark_all(true);
+    return true;
+}
+
+Split* Machine::pick_split(Warp& w) {
+    Split* found = nullptr;
+    u32 ready = 0;
+    for (auto& split : w.splits)
+        if (split->state == SplitState::Ready && (++ready == 1 || random() % ready == 0))
+            found = split.get();
+    return found;
+}
+
+void Machine::run_warp(Warp& w) {
+    Split* split = pick_split(w);
+    if (!split)
+        return;
+    w.current = split;
+    w.pc = split->pc, w.mask = split->mask, w.node = split->node, w.wait = split->wait;
+    w.stop = Stop::None;
+    const Inst* code = w.program->code.data();
+    u32 budget = 1 + static_cast<u32>(random() % options.quantum), left = budget;
+    while (left) {
+        --left;
+        const Inst& in = code[w.pc];
+        u32 m = w.mask;
+        ++w.pc;
+        if (in.pred) {
+            m &= w.predicate(in.pred);
+            if (!m)
+                continue;
+        }
+        in.run(w, in, m);
+        if (w.stop != Stop::None)
+            break;
+    }
+    u32 executed = budget - left;
+    w.executed += executed;
+    counters.instructions += executed;
+    virtual_ns += executed / 8 + 1;
+    split = w.current;
+    split->pc = w.pc, split->mask = w.mask, split->node = w.node, split->wait = w.wait;
+    if (w.stop == Stop::Blocked) {
+        split->state = SplitState::Blocked;
+        if (w.wait.timed)
+            timed.emplace_back(&w, split);
+    } else if (w.stop == Stop::Parked) {
+        split->state = SplitState::Parked;
+        parked.emplace_back(&w, split);
+    }
+    if (!w.live)
+        retire(w);
+}
+
+void Machine::reset() {
+    runnable.clear(), parked.clear(), timed.clear(), async.clear();
+    launches.clear();
+    live_warps = 0;
+}
+
+void Machine::run() {
+    random.seed(options.seed);
+    for (auto& launch : launches)
+        admit(*launch);
+    u64 parked_epoch = 0, last_epoch = 0, last_instructions = 0;
+    u32 rounds = 0;
+    while (live_warps) {
+        u64 dice = random();
+        bool is_random = options.adversary == Adversary::Random;
+        if (!async.empty() && is_random && (dice & 3) == 0)
+            complete_async((dice >> 8) % async.size());
+        if (runnable.empty()) {
+            if (!async.empty())
+                complete_async((dice >> 8) % async.size());
+            else if (!quiet_round(rounds))
+                deadlock();
+            continue;
+        }
+        if (!parked.empty() && epoch != parked_epoch && (dice & 0x30) == 0) {
+            parked_epoch = epoch;
+            unpark_all(false);
+        }
+        size_t at = (dice >> 32) % runnable.size();
+        Warp* warp = runnable[at];
+        try {
+            run_warp(*warp);
+        } catch (const Fault& fault) {
+            throw Fault(fault.kind, std::string(fault.what()) + "\n  by " + who(*warp));
+        }
+        bool is_ready = false;
+        for (auto& split : warp->splits)
+            is_ready |= split->state == SplitState::Ready;
+        if (!is_ready) {
+            for (at = std::min(at, runnable.size() - 1); runnable[at] != warp;)
+                at = (at + 1) % runnable.size();
+            runnable[at] = runnable.back();
+            runnable.pop_back();
+            warp->queued = false;
+        }
+        if (epoch != last_epoch)
+            last_epoch = epoch, last_instructions = counters.instructions;
+        if (counters.instructions - last_instructions > kLivelockInstructions)
+            throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));
+        if (options.max_instructions && counters.instructions > options.max_instructions)
+            throw Fault("limit", "more than " + std::to_string(options.max_instructions) + " warp instructions");
+    }
+    while (!async.empty())
+        complete_async(0);
+}
+
+std::string Machine::who(const Warp& w) const {
+    const Cta& cta = *w.cta;
+    auto triple = [](const u32* v) {
+        return "(" + std::to_string(v[0]) + "," + std::to_string(v[1]) + "," + std::to_string(v[2]) + ")";
+    };
+    std::string out = "rank " + std::to_string(cta.launch->rank) + " CTA " + triple(cta.id) + " warp " +
+                      std::to_string(w.index) + " lanes " + hex(w.mask);
+    return out + " at " + w.program->where(w.pc ? w.pc - 1 : 0);
+}
+
+namespace {
+
+std::string wait_text(const Warp& w, const Split& split) {
+    if (split.state == SplitState::Parked)
+        return "polls memory that does not change";
+    if (!split.wait.what)
+        return "waits";
+    std::string what = split.wait.what;
+    if (what == kWaitsForMbarrier) {
+        Cta* cta = w.cta->cluster->ctas[split.wait.object >> 24];
+        return "waits for phase " + std::to_string(split.wait.token) + " of " +
+               mbarrier_text(*cta, static_cast<u32>(split.wait.object & 0xffffff));
+    }
+    return split.wait.object ? what + " " + hex(split.wait.object) : what;
+}
+
+} // namespace
+
+void Machine::deadlock() {
+    std::string out = "no warp can go on\n";
+    u32 shown = 0, hidden = 0;
+    auto show = [&](Warp& w, const Split& split) {
+        bool waits = split.state == SplitState::Blocked || split.state == SplitState::Parked;
+        if (!waits || !w.live)
+            return;
+        if (++shown > 64) {
+            ++hidden;
+            return;
+        }
+        w.mask = split.mask;
+        w.pc = split.pc + (split.state == SplitState::Blocked ? 1 : 0);
+        out += "  " + who(w) + ": " + wait_text(w, split) + "\n";
+    };
+    for (auto& launch : launches)
+        for (auto& cta : launch->ctas)
+            for (auto& warp : cta->warps)
+                for (auto& split : warp->splits)
+                    show(*warp, *split);
+    if (hidden)
+        out += "  and " + std::to_string(hidden) + " more\n";
+    throw Fault("deadlock", out);
+}
+
+void Machine::report(const std::string& kind, const std::string& text) {
+    for (Finding& finding : findings)
+        if (finding.kind == kind && finding.text == text) {
+            ++finding.count;
+            return;
+        }
+    if (findings.size() < 200)
+        findings.push_back({kind, text, 1});
+}
+
+void Machine::report_at(Warp& w, const std::string& kind, const std::string& text) {
+    std::string place = w.program->where(w.pc ? w.pc - 1 : 0);
+    if (!finding_keys.emplace(kind, place).second) {
+        for (Finding& finding : findings)
+            if (finding.kind == kind && finding.text.find(place) != std::string::npos)
+                ++finding.count;
+        return;
+    }
+    report(kind, text + "\n  by " + who(w));
+}
+
+} // namespace deep_gemm_k3::emulator
