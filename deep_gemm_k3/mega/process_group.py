@@ -158,7 +158,8 @@ class ProcessGroupAdapter(Group):
 
     @property
     def is_local(self) -> bool:
-        return self.size == 1
+        """False for a single process too: what goes through the store comes back as a copy."""
+        return False
 
     def check_thread(self) -> None:
         """Any thread of the process may act for its rank; exchanges take turns."""

@@ -136,7 +136,9 @@ class RankCall:
             return
         p = self.published
         assert p is not None
-        entry: Any = api.fp8_fp4_mega_moe_bf16_shared_rs if self.mode == "rs" else api.fp8_fp4_mega_moe_bf16_shared_sp_rs
+        entry: Any = (
+            api.fp8_fp4_mega_moe_bf16_shared_rs if self.mode == "rs" else api.fp8_fp4_mega_moe_bf16_shared_sp_rs
+        )
         entry(self.y, *routed_part, *shared_part, p.workspace, p.flags, p.peer_ptrs, self.buffer, **options)
 
     def settle(self) -> None:

@@ -48,3 +48,14 @@ def test_ranks_are_numbered_over_the_nodes() -> None:
 def test_local_ranks_are_checked(local_rank: int, ranks: int) -> None:
     with pytest.raises(ValueError, match=rf"local_rank: wanted 0\.\.{ranks - 1}, given {local_rank}"):
         init_dist(local_rank, ranks)
+
+
+def test_a_process_group_of_one_serves_a_call() -> None:
+    """The buffer that the caller fills is the memory that the call reads."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with get_symm_buffer_for_mega_moe(dist.group.WORLD, 2, 64, 1, 128, 128, device="cpu") as buffer:
+            assert buffer.base_ptrs == (buffer.buffer.data_ptr(),)
+    finally:
+        dist.destroy_process_group()
