@@ -227,8 +227,13 @@ struct Machine {
     std::string printed;
 
     explicit Machine(const Options& chosen) : options(chosen), random(chosen.seed) {}
-    void run();   // all launches, to completion
-    void reset(); // forgets the launches; findings and counters stay
+    void run();                 // all launches, to completion
+    void reset();               // forgets the launches; findings and counters stay
+    bool step();                // some progress; false when nobody is ready
+    void admit(Launch& launch); // starts what fits
+    bool is_finished(const Launch& launch) const;
+    void remove(Launch* launch);
+    void unpark_all(bool by_time); // pollers look again; by time also those who wait with a limit
     void touch(Warp& w) { ++epoch, ++w.effects; }
     void wake(Warp* warp, Split* split);
     void wake_all(std::vector<std::pair<Warp*, Split*>>& waiters);
@@ -239,8 +244,7 @@ struct Machine {
     void cta_exit_check(Warp& w);
 
   private:
-    u64 quiet_epoch = 0;
-    void admit(Launch& launch);
+    u64 quiet_epoch = 0, parked_epoch = 0, progress_epoch = 0, progress_instructions = 0;
     void start_cluster(Launch& launch, u64 number);
     void start_warp(Cta& cta, u32 index, u32 threads);
     void fill_specials(Warp& w);
@@ -248,7 +252,6 @@ struct Machine {
     Split* pick_split(Warp& w);
     void complete_async(size_t index);
     bool quiet_round(u32& rounds);
-    void unpark_all(bool by_time);
     bool release_meetings_softly();
     [[noreturn]] void deadlock();
     void retire(Warp& w);

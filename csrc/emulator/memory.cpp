@@ -1,6 +1,8 @@
 #include "memory.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
 
 namespace deep_gemm_k3::emulator {
 
@@ -55,8 +57,33 @@ std::string MemoryMap::describe(u64 address) const {
            " bytes)";
 }
 
+// Registers the part of this process's memory that holds the range, as far as no allocation is known there.
+bool MemoryMap::add_mapping(u64 address, u64 bytes) {
+    std::ifstream maps("/proc/self/maps");
+    std::string line;
+    while (std::getline(maps, line)) {
+        u64 low = 0, high = 0;
+        char mode[5] = {};
+        if (std::sscanf(line.c_str(), "%lx-%lx %4s", &low, &high, mode) != 3 || address < low || address + bytes > high)
+            continue;
+        if (mode[0] != 'r')
+            return false;
+        for (const Allocation& known : list_) { // not over what is registered
+            if (known.high <= address)
+                low = std::max(low, known.high);
+            if (known.low > address)
+                high = std::min(high, known.low);
+        }
+        add(low, high - low, "unregistered memory of this process", mode[1] == 'w');
+        return true;
+    }
+    return false;
+}
+
 u8* MemoryMap::check_slow(u64 address, u64 bytes, bool is_write) {
     const Allocation* item = find(address);
+    if (!item && accept_mapped && add_mapping(address, bytes))
+        item = find(address);
     if (!item)
         throw Fault("out-of-bounds", "global access of " + std::to_string(bytes) + " bytes at " + describe(address));
     if (!item->alive)

@@ -22,6 +22,10 @@ class MemoryMap {
     const Allocation* find(u64 address) const; // the one that holds the address, alive or not
     std::string describe(u64 address) const;   // for messages: the nearest allocations
 
+    // Accept addresses that nobody has registered when this process has them mapped: for callers whose kernels reach
+    // memory through pointers in memory.
+    bool accept_mapped = false;
+
     // host pointer of [address, address + bytes), or a Fault
     inline u8* check(u64 address, u64 bytes, bool is_write) {
         if (last_ && address - last_->low < last_->high - last_->low && bytes <= last_->high - address &&
@@ -33,6 +37,7 @@ class MemoryMap {
   private:
     std::vector<Allocation> list_; // sorted by low, no overlap among the living
     const Allocation* last_ = nullptr;
+    bool add_mapping(u64 address, u64 bytes);
     u8* check_slow(u64 address, u64 bytes, bool is_write);
 };
 

@@ -189,50 +189,72 @@ void Machine::run() {
     random.seed(options.seed);
     for (auto& launch : launches)
         admit(*launch);
-    u64 parked_epoch = 0, last_epoch = 0, last_instructions = 0;
     u32 rounds = 0;
-    while (live_warps) {
-        u64 dice = random();
-        bool is_random = options.adversary == Adversary::Random;
-        if (!async.empty() && is_random && (dice & 3) == 0)
-            complete_async((dice >> 8) % async.size());
-        if (runnable.empty()) {
-            if (!async.empty())
-                complete_async((dice >> 8) % async.size());
-            else if (!quiet_round(rounds))
-                deadlock();
-            continue;
-        }
-        if (!parked.empty() && epoch != parked_epoch && (dice & 0x30) == 0) {
-            parked_epoch = epoch;
-            unpark_all(false);
-        }
-        size_t at = (dice >> 32) % runnable.size();
-        Warp* warp = runnable[at];
-        try {
-            run_warp(*warp);
-        } catch (const Fault& fault) {
-            throw Fault(fault.kind, std::string(fault.what()) + "\n  by " + who(*warp));
-        }
-        bool is_ready = false;
-        for (auto& split : warp->splits)
-            is_ready |= split->state == SplitState::Ready;
-        if (!is_ready) {
-            for (at = std::min(at, runnable.size() - 1); runnable[at] != warp;)
-                at = (at + 1) % runnable.size();
-            runnable[at] = runnable.back();
-            runnable.pop_back();
-            warp->queued = false;
-        }
-        if (epoch != last_epoch)
-            last_epoch = epoch, last_instructions = counters.instructions;
-        if (counters.instructions - last_instructions > kLivelockInstructions)
-            throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));
-        if (options.max_instructions && counters.instructions > options.max_instructions)
-            throw Fault("limit", "more than " + std::to_string(options.max_instructions) + " warp instructions");
-    }
+    while (live_warps)
+        if (!step() && !quiet_round(rounds))
+            deadlock();
     while (!async.empty())
         complete_async(0);
+}
+
+// One stretch of one warp, or one asynchronous completion; false when nobody is ready.
+bool Machine::step() {
+    u64 dice = random();
+    bool is_random = options.adversary == Adversary::Random;
+    if (!async.empty() && is_random && (dice & 3) == 0)
+        complete_async((dice >> 8) % async.size());
+    if (runnable.empty()) {
+        if (async.empty())
+            return false;
+        complete_async((dice >> 8) % async.size());
+        return true;
+    }
+    if (!parked.empty() && epoch != parked_epoch && (dice & 0x30) == 0) {
+        parked_epoch = epoch;
+        unpark_all(false);
+    }
+    size_t at = (dice >> 32) % runnable.size();
+    Warp* warp = runnable[at];
+    try {
+        run_warp(*warp);
+    } catch (const Fault& fault) {
+        throw Fault(fault.kind, std::string(fault.what()) + "\n  by " + who(*warp));
+    }
+    bool is_ready = false;
+    for (auto& split : warp->splits)
+        is_ready |= split->state == SplitState::Ready;
+    if (!is_ready) {
+        for (at = std::min(at, runnable.size() - 1); runnable[at] != warp;)
+            at = (at + 1) % runnable.size();
+        runnable[at] = runnable.back();
+        runnable.pop_back();
+        warp->queued = false;
+    }
+    if (epoch != progress_epoch)
+        progress_epoch = epoch, progress_instructions = counters.instructions;
+    if (counters.instructions - progress_instructions > kLivelockInstructions)
+        throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));
+    if (options.max_instructions && counters.instructions > options.max_instructions)
+        throw Fault("limit", "more than " + std::to_string(options.max_instructions) + " warp instructions");
+    return true;
+}
+
+bool Machine::is_finished(const Launch& launch) const {
+    return launch.live_clusters == 0 && launch.next_cluster == launch.total_clusters;
+}
+
+// Takes a finished launch away: what it left in flight is completed first.
+void Machine::remove(Launch* launch) {
+    for (size_t i = 0; i < async.size();) {
+        if (async[i]->cta->launch == launch)
+            complete_async(i), i = 0;
+        else
+            ++i;
+    }
+    auto is_gone = [&](const std::pair<Warp*, Split*>& entry) { return entry.first->cta->launch == launch; };
+    std::erase_if(parked, is_gone);
+    std::erase_if(timed, is_gone);
+    std::erase_if(launches, [&](const auto& item) { return item.get() == launch; });
 }
 
 std::string Machine::who(const Warp& w) const {

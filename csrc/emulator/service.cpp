@@ -1,0 +1,233 @@
+// The emulator as a target of the launch layer: kernels of all ranks of the process run on one machine, side by side.
+// A thread that launches waits until its kernel has ended; one of the waiting threads turns the machine.
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <thread>
+
+#include "device.hpp"
+#include "jit/module.hpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace deep_gemm_k3::emulator {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Kernel {
+    std::unique_ptr<Module> module;
+    std::shared_ptr<ModuleInstance> instance;
+    std::string entry;
+};
+
+struct Job {
+    std::unique_ptr<Launch> pending; // until the machine has it
+    Launch* launch = nullptr;
+    bool done = false;
+    std::string error;
+};
+
+class Service {
+  public:
+    s64 load(const jit::KernelSpec& spec) {
+        std::string text(static_cast<const char*>(spec.image), spec.image_bytes);
+        text.resize(std::min(text.size(), text.find('\0')));
+        auto kernel = std::make_unique<Kernel>();
+        kernel->module = std::make_unique<Module>(text);
+        kernel->module->program(spec.entry);
+        kernel->instance = kernel->module->instantiate();
+        kernel->entry = spec.entry;
+        const std::lock_guard lock(mutex_);
+        kernels_.push_back(std::move(kernel));
+        return static_cast<s64>(kernels_.size());
+    }
+
+    void launch(s64 handle, const jit::LaunchRequest& request) {
+        Job job;
+        std::unique_lock lock(mutex_);
+        job.pending = make(*kernels_.at(static_cast<size_t>(handle - 1)), request);
+        waiting_.push_back(&job);
+        has_news_ = true;
+        news_.notify_all();
+        while (!job.done) {
+            if (is_turning_) {
+                news_.wait(lock);
+                continue;
+            }
+            is_turning_ = true;
+            turn(job, lock);
+            is_turning_ = false;
+            news_.notify_all();
+        }
+        if (!job.error.empty())
+            throw std::runtime_error("emulator: " + job.error);
+    }
+
+    void configure(const Options& options) {
+        const std::lock_guard lock(mutex_);
+        machine_.options = options;
+        machine_.random.seed(options.seed);
+    }
+
+    std::string report() {
+        const std::lock_guard lock(mutex_);
+        return report_json(machine_);
+    }
+
+    void clear() {
+        const std::lock_guard lock(mutex_);
+        machine_.findings.clear(), machine_.finding_keys.clear();
+        machine_.counters = Counters{};
+        machine_.printed.clear();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable news_;
+    bool is_turning_ = false;
+    std::atomic<bool> has_news_{false};
+    std::vector<std::unique_ptr<Kernel>> kernels_;
+    std::vector<Job*> waiting_, running_;
+    Machine machine_{Options{}};
+
+    std::unique_ptr<Launch> make(Kernel& kernel, const jit::LaunchRequest& request) {
+        LaunchArguments a;
+        a.module = kernel.module.get(), a.instance = kernel.instance, a.kernel = kernel.entry;
+        const jit::Dim3 shapes[] = {request.grid, request.block, request.cluster};
+        u32* to[] = {a.grid, a.block, a.cluster};
+        for (int i = 0; i < 3; ++i)
+            to[i][0] = shapes[i].x, to[i][1] = shapes[i].y, to[i][2] = shapes[i].z;
+        a.dynamic_shared = request.shared_bytes;
+        a.params = static_cast<const u8*>(request.params), a.param_bytes = request.params_bytes;
+        auto launch = prepare(a);
+        // persistent kernels wait for each other: every CTA is resident, as the launch layer has made sure
+        launch->resident_limit = a.grid[0] * a.grid[1] * a.grid[2];
+        return launch;
+    }
+
+    // Runs the machine until the job is done. The lock is held on entry and exit, and free while warps run.
+    void turn(Job& mine, std::unique_lock<std::mutex>& lock) {
+        machine_.memory.accept_mapped = true;
+        while (!mine.done) {
+            start_waiting();
+            lock.unlock();
+            std::string error;
+            bool is_quiet = false;
+            try {
+                is_quiet = !stretch();
+            } catch (const std::exception& fault) {
+                error = fault.what();
+            }
+            lock.lock();
+            if (!error.empty())
+                return fail(error);
+            finish_done();
+            if (is_quiet && !mine.done && !has_news_)
+                rest(lock);
+        }
+    }
+
+    void start_waiting() {
+        has_news_ = false;
+        for (Job* job : waiting_) {
+            job->launch = job->pending.get();
+            job->launch->rank = static_cast<u32>(running_.size());
+            machine_.memory.add(
+                job->launch->instance->base, job->launch->instance->storage.size() * 8 - 256, "module variables");
+            machine_.memory.add(
+                job->launch->param_base, job->launch->program->param_bytes + 1, "kernel parameters", false);
+            machine_.launches.push_back(std::move(job->pending));
+            machine_.admit(*job->launch);
+            running_.push_back(job);
+        }
+        waiting_.clear();
+    }
+
+    // false when nobody is ready
+    bool stretch() {
+        for (int i = 0; i < 2000; ++i) {
+            if (!machine_.step())
+                return false;
+            if (has_news_)
+                return true;
+        }
+        return true;
+    }
+
+    void finish_done() {
+        for (size_t i = 0; i < running_.size();) {
+            Job* job = running_[i];
+            if (!machine_.is_finished(*job->launch)) {
+                ++i;
+                continue;
+            }
+            machine_.memory.remove(job->launch->param_base);
+            machine_.remove(job->launch);
+            running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+            job->done = true;
+            news_.notify_all();
+        }
+    }
+
+    // Others may still be on their way to launch, or write from another process: yield the core, let time pass as it
+    // does outside, and let everybody who polls look again. The kernels' own limits end a wait that nobody answers.
+    void rest(std::unique_lock<std::mutex>& lock) {
+        auto start = Clock::now();
+        news_.wait_for(lock, std::chrono::microseconds(200), [&] { return has_news_.load(); });
+        auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+        machine_.virtual_ns += static_cast<u64>(passed);
+        machine_.unpark_all(true);
+    }
+
+    void fail(const std::string& error) {
+        for (auto* list : {&running_, &waiting_}) {
+            for (Job* job : *list)
+                job->error = error, job->done = true;
+            list->clear();
+        }
+        machine_.reset();
+    }
+};
+
+Service& service() {
+    static auto* the_one = new Service; // outlives every thread that may still launch
+    return *the_one;
+}
+
+int64_t load_kernel(const jit::KernelSpec& spec) {
+    return service().load(spec);
+}
+void launch_kernel(int64_t kernel, const jit::LaunchRequest& request) {
+    service().launch(kernel, request);
+}
+
+const bool announced = [] {
+    jit::set_emulator({load_kernel, launch_kernel});
+    return true;
+}();
+
+thread_local std::string answer;
+
+} // namespace
+
+} // namespace deep_gemm_k3::emulator
+
+EXPORT void emulator_service_configure(uint64_t seed, int adversary, int races, uint32_t quantum) {
+    deep_gemm_k3::emulator::Options options;
+    options.seed = seed;
+    options.adversary = static_cast<deep_gemm_k3::emulator::Adversary>(adversary);
+    options.races = races != 0;
+    options.quantum = quantum ? quantum : options.quantum;
+    deep_gemm_k3::emulator::service().configure(options);
+}
+
+EXPORT const char* emulator_service_report() {
+    deep_gemm_k3::emulator::answer = deep_gemm_k3::emulator::service().report();
+    return deep_gemm_k3::emulator::answer.c_str();
+}
+
+EXPORT void emulator_service_clear() {
+    deep_gemm_k3::emulator::service().clear();
+}
