@@ -57,33 +57,39 @@ std::string MemoryMap::describe(u64 address) const {
            " bytes)";
 }
 
-// Registers the part of this process's memory that holds the range, as far as no allocation is known there.
-bool MemoryMap::add_mapping(u64 address, u64 bytes) {
+// Whether this process has the range mapped, as /proc says; what has been looked up is kept.
+bool MemoryMap::is_mapped(u64 address, u64 bytes, bool is_write) {
+    auto holds = [&](const Allocation& item) {
+        return address >= item.low && address + bytes <= item.high && (!is_write || item.writable);
+    };
+    if (std::any_of(mapped_.begin(), mapped_.end(), holds))
+        return true;
+    mapped_.clear();
     std::ifstream maps("/proc/self/maps");
     std::string line;
     while (std::getline(maps, line)) {
-        u64 low = 0, high = 0;
+        unsigned long low = 0, high = 0;
         char mode[5] = {};
-        if (std::sscanf(line.c_str(), "%lx-%lx %4s", &low, &high, mode) != 3 || address < low || address + bytes > high)
+        if (std::sscanf(line.c_str(), "%lx-%lx %4s", &low, &high, mode) != 3 || mode[0] != 'r')
             continue;
-        if (mode[0] != 'r')
-            return false;
-        for (const Allocation& known : list_) { // not over what is registered
-            if (known.high <= address)
-                low = std::max(low, known.high);
-            if (known.low > address)
-                high = std::min(high, known.low);
-        }
-        add(low, high - low, "unregistered memory of this process", mode[1] == 'w');
-        return true;
+        bool writable = mode[1] == 'w';
+        if (!mapped_.empty() && mapped_.back().high == low && mapped_.back().writable == writable)
+            mapped_.back().high = high;
+        else
+            mapped_.push_back({low, high, "memory of this process", true, writable});
     }
-    return false;
+    return std::any_of(mapped_.begin(), mapped_.end(), holds);
 }
 
 u8* MemoryMap::check_slow(u64 address, u64 bytes, bool is_write) {
     const Allocation* item = find(address);
-    if (!item && accept_mapped && add_mapping(address, bytes))
-        item = find(address);
+    bool fits = item && item->alive && bytes <= item->high - address && (!is_write || item->writable);
+    if (!fits && accept_mapped && is_mapped(address, bytes, is_write)) {
+        for (const Allocation& known : mapped_)
+            if (address >= known.low && address < known.high)
+                last_ = &known;
+        return reinterpret_cast<u8*>(address);
+    }
     if (!item)
         throw Fault("out-of-bounds", "global access of " + std::to_string(bytes) + " bytes at " + describe(address));
     if (!item->alive)

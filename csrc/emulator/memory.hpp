@@ -37,7 +37,8 @@ class MemoryMap {
   private:
     std::vector<Allocation> list_; // sorted by low, no overlap among the living
     const Allocation* last_ = nullptr;
-    bool add_mapping(u64 address, u64 bytes);
+    std::vector<Allocation> mapped_; // what accept_mapped has looked up
+    bool is_mapped(u64 address, u64 bytes, bool is_write);
     u8* check_slow(u64 address, u64 bytes, bool is_write);
 };
 
