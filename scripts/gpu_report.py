@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Runs the whole GPU suite and writes one JSON report: commit, machine, versions, and every test's outcome and duration.
+
+    python scripts/gpu_report.py [--out FILE] [--commit ID] [pytest arguments]
+
+Without pytest arguments everything marked gpu runs. The exit code is pytest's. Stopped by SIGINT, it still writes what it
+has. Reports worth keeping live in docs/runs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "pytest", "numpy")
+
+
+def commit(given: str | None) -> str:
+    if given:
+        return given
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else "unknown"
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {"cpu_cores": len(os.sched_getaffinity(0)), "platform": platform.platform()}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts |= {
+            "gpu": properties.name,
+            "gpus": torch.cuda.device_count(),
+            "sms": properties.multi_processor_count,
+            "gpu_bytes": properties.total_memory,
+        }
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+        except OSError:
+            facts["driver"] = "unknown"
+    return facts
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    found = {"python": platform.python_version(), "cuda_of_torch": torch.version.cuda or "none"}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+class Recorder:
+    """A pytest plugin that keeps one record for each test."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        test["seconds"] = round(test["seconds"] + report.duration, 3)
+        if report.failed:
+            test["outcome"] = "failed" if report.when == "call" else "error"
+            test["message"] = str(report.longrepr)[-2000:]
+        elif report.skipped and test["outcome"] == "passed":
+            test["outcome"] = "skipped"
+            test["message"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_report.json"))
+    parser.add_argument("--commit", help="where the tree has no repository")
+    options, arguments = parser.parse_known_args()
+    sys.path.insert(0, str(ROOT))
+    recorder, start = Recorder(), time.time()
+    code = int(pytest.main(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"], plugins=[recorder]))
+    outcomes = [test["outcome"] for test in recorder.tests.values()]
+    report = {
+        "commit": commit(options.commit),
+        "date": datetime.datetime.fromtimestamp(start, datetime.UTC).isoformat(timespec="seconds"),
+        "command": "scripts/gpu_report.py " + " ".join(arguments),
+        "machine": machine(),
+        "versions": versions(),
+        "exit_code": code,
+        "seconds": round(time.time() - start, 1),
+        "totals": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
+        "tests": recorder.tests,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{options.out}: {report['totals']} in {report['seconds']} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
