@@ -3,8 +3,8 @@
 
     python scripts/gpu_report.py [--out FILE] [--commit ID] [pytest arguments]
 
-Without pytest arguments everything marked gpu runs. The exit code is pytest's. Stopped by SIGINT, it still writes what it
-has. Reports worth keeping live in docs/runs/.
+Without pytest arguments everything marked gpu runs. The exit code is pytest's. The file is kept up to date while the tests
+run, so a run that is killed leaves what it has and the test it was in. Reports worth keeping live in docs/runs/.
 """
 
 from __future__ import annotations
@@ -68,10 +68,30 @@ def versions() -> dict[str, str]:
 
 
 class Recorder:
-    """A pytest plugin that keeps one record for each test."""
+    """A pytest plugin that keeps one record for each test, and the report on disk up to date."""
 
-    def __init__(self) -> None:
-        self.tests: dict[str, dict[str, Any]] = {}
+    def __init__(self, report: dict[str, Any], out: Path) -> None:
+        self.report, self.out, self.start = report, out, time.time()
+        self.tests: dict[str, dict[str, Any]] = report["tests"]
+        self.written = 0.0
+
+    def write(self) -> None:
+        outcomes = [test["outcome"] for test in self.tests.values()]
+        self.report["seconds"] = round(time.time() - self.start, 1)
+        self.report["totals"] = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+        scratch = self.out.with_suffix(".tmp")
+        scratch.write_text(json.dumps(self.report, indent=1) + "\n")
+        scratch.replace(self.out)
+        self.written = time.time()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.report["running"] = nodeid
+        if time.time() - self.written > 1.0:
+            self.write()
+
+    def pytest_sessionfinish(self) -> None:
+        del self.report["running"]
+        self.write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
@@ -90,22 +110,25 @@ def main() -> int:
     parser.add_argument("--commit", help="where the tree has no repository")
     options, arguments = parser.parse_known_args()
     sys.path.insert(0, str(ROOT))
-    recorder, start = Recorder(), time.time()
-    code = int(pytest.main(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"], plugins=[recorder]))
-    outcomes = [test["outcome"] for test in recorder.tests.values()]
-    report = {
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as tests/gpu/conftest.py, before CUDA starts
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    report: dict[str, Any] = {
         "commit": commit(options.commit),
-        "date": datetime.datetime.fromtimestamp(start, datetime.UTC).isoformat(timespec="seconds"),
-        "command": "scripts/gpu_report.py " + " ".join(arguments),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["scripts/gpu_report.py", *arguments]),
         "machine": machine(),
         "versions": versions(),
-        "exit_code": code,
-        "seconds": round(time.time() - start, 1),
-        "totals": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
-        "tests": recorder.tests,
+        "exit_code": None,
+        "running": "",
+        "seconds": 0.0,
+        "totals": {},
+        "tests": {},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    recorder = Recorder(report, options.out)
+    code = int(pytest.main(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"], plugins=[recorder]))
+    report["exit_code"] = code
+    recorder.write()
     print(f"{options.out}: {report['totals']} in {report['seconds']} s")
     return code
 

@@ -82,7 +82,7 @@ class Session:
         return results
 
     def close(self) -> None:
-        self._world.run(lambda group: self.buffers[group.rank].destroy())
+        self._world.run(lambda group: self.buffers[group.rank].destroy(), timeout_s=30.0)
         self._world.close()
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Read when CUDA starts. Streams of local ranks must not share a hardware queue, and no code may be loaded while one rank's
+# kernel waits for another's.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 @pytest.fixture(scope="session")

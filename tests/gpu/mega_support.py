@@ -14,7 +14,6 @@ import torch
 
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
-from deep_gemm_k3.mega.weights import WeightPair
 from deep_gemm_k3.testing import data
 from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.oracle import Options
@@ -29,7 +28,12 @@ SWIGLU = Options("swiglu")
 CLAMPED = Options("swiglu", activation_clamp=2048.0)
 SITU = Options("situ", None, 4.0, 25.0)
 
-Weights = tuple[WeightPair, WeightPair]
+# Shapes that several modules use: what they compile is then the same. Over four ranks a shard of the shared width is 288
+# columns, so that 128-column tiles straddle shards.
+ONE_RANK = WorldShape((768,), 8, 4, 1024, 512, 768, 2048, 256)
+TWO_RANKS = WorldShape((384,) * 2, 8, 4, 1024, 512, 384, 2048, 256)
+FOUR_RANKS = WorldShape((384,) * 4, 16, 4, 1024, 512, 384, 1152, 256)
+EIGHT_RANKS = WorldShape((384,) * 8, 32, 4, 1024, 512, 384, 2048, 256)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Family:
     @property
     def session(self) -> Session:
         if self._session is None:
-            self._session = Session(self.shape, device=DEVICE, **{"timeout_s": 20.0, **self._buffer_options})
+            self._session = Session(self.shape, device=DEVICE, **{"timeout_s": 10.0, **self._buffer_options})
         return self._session
 
     def weights(self, kind: str = "exact", seed: int = 1) -> list[RankInput]:

@@ -10,7 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, SITU, SP_RS, SWIGLU, Family, Signature, bits, rank_call
+from mega_support import (
+    DEVICE,
+    EIGHT_RANKS,
+    EXACT_SWIGLU,
+    ONE_RANK,
+    SITU,
+    SP_RS,
+    SWIGLU,
+    TWO_RANKS,
+    Family,
+    Signature,
+    bits,
+    rank_call,
+)
 
 from deep_gemm_k3._extension import ops
 from deep_gemm_k3.mega.buffer import SymmBuffer
@@ -32,8 +45,8 @@ def family(ranks: int, local_experts: int, *signatures: Signature) -> Family:
     return Family(WorldShape((384,) * ranks, local_experts * ranks, 4, 1024, 512, 384, 2048, 256), *signatures)
 
 
-ONE = family(1, 8, EXACT_SWIGLU, DENSE)
-TWO, EIGHT = family(2, 4, SP_RS), family(8, 4, SP_RS)
+ONE = Family(ONE_RANK, EXACT_SWIGLU)
+TWO, EIGHT = Family(TWO_RANKS, SP_RS), Family(EIGHT_RANKS, SP_RS)
 INVARIANT = {ranks: family(ranks, 8 // ranks, INVARIANT_ROUTED, INVARIANT_DENSE) for ranks in (1, 2, 4)}
 FAMILIES = (ONE, TWO, EIGHT, *INVARIANT.values())
 

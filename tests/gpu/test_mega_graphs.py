@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, SP_RS, Family, rank_call
+from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, rank_call
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import metrics
-from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.runner import RankCall
 from deep_gemm_k3.testing.world import mega_moe_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
-ONE = Family(WorldShape((384,), 8, 4, 1024, 512, 384, 2048, 256), EXACT_SWIGLU, DENSE)
-FOUR = Family(WorldShape((384,) * 4, 16, 4, 1024, 512, 384, 2048, 256), SP_RS)
+ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE)
+FOUR = Family(FOUR_RANKS, RS)
 FAMILIES = (ONE, FOUR)
 
 
@@ -57,9 +56,16 @@ def test_replay_with_other_inputs_and_fewer_tokens(tokens: int, calls: int) -> N
         dg.warmup(buffer, activation="swiglu", fast_math=False, has_statistics=True)
         call.fill()
         call.settle()
-        before = torch.cuda.memory_allocated()
-        graph = capture(lambda: [call.call() for _ in range(calls)])
-        assert torch.cuda.memory_allocated() == before
+        allocated = []
+
+        def recorded() -> None:
+            allocated.append(torch.cuda.memory_allocated())
+            for _ in range(calls):
+                call.call()
+            allocated.append(torch.cuda.memory_allocated())
+
+        graph = capture(recorded)
+        assert allocated[0] == allocated[1]
         for live in (tokens, tokens - 3, 0):
             for world, want in zip(worlds, expected, strict=True):
                 refill(call, world[0], live)
@@ -106,10 +112,10 @@ def test_several_graphs_and_eager_calls_share_a_buffer() -> None:
 def test_graphs_of_several_ranks() -> None:
     """Three publishing calls a graph, generations moving inside it; replayed by all ranks at once, and eager calls after."""
     worlds = [FOUR.world((5, 0, 70, 129), 16, seed=seed) for seed in range(2)]
-    expected = [mega_moe_reference(world, SP_RS.options) for world in worlds]
+    expected = [mega_moe_reference(world, RS.options) for world in worlds]
 
     def body(group: LocalRank, buffer: SymmBuffer) -> None:
-        call = rank_call(buffer, worlds[0][group.rank], SP_RS)
+        call = rank_call(buffer, worlds[0][group.rank], RS)
         call.fill()
         call.settle()
         group.barrier("ready")
@@ -139,9 +145,11 @@ def test_graphs_of_several_ranks() -> None:
             call.settle()
             group.barrier("replayed")
             metrics.assert_close(call.y, want[group.rank].y, "y")
-            fragments = torch.stack([one.shared_y[4 * group.rank : 4 * (group.rank + 1)] for one in want], 1)
+            shard = published.workspace.size(3)
+            mine = slice(shard * group.rank, shard * (group.rank + 1))
+            fragments = torch.stack([one.shared_y[:, mine] for one in want], 1)
             for generation in range(3):
-                metrics.assert_bitwise(published.workspace[generation, :4], fragments, f"generation {generation}")
+                metrics.assert_bitwise(published.workspace[generation], fragments, f"generation {generation}")
             group.barrier("compared")
         call.destroy()
 
@@ -152,7 +160,7 @@ def test_graphs_of_several_ranks() -> None:
         type(one)(one.routed, one.l1, one.l2, first.shared, one.workspace)
         for one, first in zip(worlds[1], worlds[0], strict=True)
     ]
-    expected[1] = mega_moe_reference(worlds[1], SP_RS.options)
+    expected[1] = mega_moe_reference(worlds[1], RS.options)
     FOUR.each_rank(body)
 
 

@@ -56,12 +56,7 @@ def test_a_rank_of_112_experts_within_tolerance() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "shared_tokens", "routing"),
-    [
-        ((1,) * 8, 8, "uniform"),
-        ((0, 1, 2, 7, 8, 31, 64, 129), 24, "k3_router"),
-        ((384,) * 8, 64, "uniform"),
-        ((40,) * 8, 384, "hot_rank"),
-    ],
+    [((0, 1, 2, 7, 8, 31, 64, 129), 24, "k3_router"), ((384,) * 8, 64, "uniform")],
 )
 def test_the_whole_world(tokens: tuple[int, ...], shared_tokens: int, routing: str) -> None:
     """896 experts over eight local ranks, token-owner publication."""

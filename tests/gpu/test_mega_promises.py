@@ -8,21 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, SP_RS, Family, rank_call, synchronize
+from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, rank_call, synchronize
 
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import metrics
-from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.runner import RankCall
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 TIMEOUT_S = 1.0
-SHAPE = WorldShape((384,) * 4, 16, 4, 1024, 512, 384, 2048, 256)
-FOUR = Family(SHAPE, EXACT_SWIGLU, SP_RS, timeout_s=TIMEOUT_S)
-PATIENT = Family(SHAPE, EXACT_SWIGLU, timeout_s=30.0)
-ONE = Family(replace(SHAPE, tokens=(384,), experts=4), EXACT_SWIGLU, DENSE, timeout_s=TIMEOUT_S)
+FOUR = Family(FOUR_RANKS, RS, timeout_s=TIMEOUT_S)
+PATIENT = Family(FOUR_RANKS, EXACT_SWIGLU, timeout_s=30.0)
+ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE, timeout_s=TIMEOUT_S)
 FAMILIES = (FOUR, PATIENT, ONE)
 
 ON_GPU = DEVICE.type == "cuda"
@@ -39,7 +37,7 @@ def _fresh_buffers() -> Iterator[None]:
 
 def warm(family: Family) -> None:
     """The first call of a signature: collective on the host, so a rank that never calls would be missed there."""
-    family.run(family.world(3, 8), SP_RS if family is FOUR else EXACT_SWIGLU)
+    family.run(family.world(3, 8), RS if family is FOUR else EXACT_SWIGLU)
 
 
 def outcome(call: RankCall, group: LocalRank) -> tuple[str, float, str]:
@@ -78,7 +76,7 @@ def test_a_missing_peer_is_named_on_every_rank(missing: int) -> None:
     ranks = FOUR.world(5, 8)
 
     def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
-        call = rank_call(buffer, ranks[group.rank], SP_RS)
+        call = rank_call(buffer, ranks[group.rank], RS)
         call.fill()
         call.settle()
         group.barrier("ready")
@@ -147,7 +145,7 @@ def test_a_bad_value_on_one_rank_stops_all(spoil: Callable[[RankCall], None], wo
     ranks = FOUR.world(5, 8)
 
     def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
-        call = rank_call(buffer, ranks[group.rank], SP_RS)
+        call = rank_call(buffer, ranks[group.rank], RS)
         call.fill()
         if group.rank == 1:
             spoil(call)
@@ -168,7 +166,7 @@ def test_a_bad_value_on_a_single_rank() -> None:
     def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
         call = rank_call(buffer, ONE.world(5, 8)[0], EXACT_SWIGLU)
         call.fill()
-        buffer.topk_idx[1, 1] = 4
+        buffer.topk_idx[1, 1] = 8
         return outcome(call, group)
 
     ((error, _, after),) = ONE.each_rank(body)
@@ -248,7 +246,7 @@ def test_a_side_kernel_on_the_sms(grid: int, seconds: float) -> None:
 @pytest.mark.parametrize("family", [ONE, FOUR], ids=["1", "4"])
 def test_zeroing_the_buffer_between_calls_is_legal(family: Family) -> None:
     """All protocol state lives in the buffer, and zero is a valid start: after any number of calls, with any history."""
-    signature = DENSE if family is ONE else SP_RS
+    signature = DENSE if family is ONE else RS
     ranks = family.world(70, 8, kind="random")
 
     def body(group: LocalRank, buffer: SymmBuffer) -> list[torch.Tensor]:

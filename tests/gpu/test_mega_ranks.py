@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from mega_support import DENSE, EXACT_SWIGLU, RS, SP_RS, Family, Signature
+from mega_support import DENSE, EIGHT_RANKS, EXACT_SWIGLU, FOUR_RANKS, RS, SP_RS, TWO_RANKS, Family
 
-from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.routing import ROUTINGS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 
-def family(ranks: int, *signatures: Signature) -> Family:
-    return Family(WorldShape((384,) * ranks, 4 * ranks, 4, 1024, 512, 384, 2048, 256), *signatures)
-
-
-WORLDS = {2: family(2, EXACT_SWIGLU, SP_RS), 4: family(4, DENSE, RS), 8: family(8, EXACT_SWIGLU, SP_RS)}
+WORLDS = {
+    2: Family(TWO_RANKS, EXACT_SWIGLU, SP_RS),
+    4: Family(FOUR_RANKS, DENSE, RS),
+    8: Family(EIGHT_RANKS, EXACT_SWIGLU, SP_RS),
+}
 FAMILIES = tuple(WORLDS.values())
 MODES = {2: SP_RS, 4: RS, 8: SP_RS}
 

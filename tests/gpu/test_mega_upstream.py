@@ -9,10 +9,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from mega_support import DEVICE
+from mega_support import CLAMPED, DEVICE, SITU, SWIGLU, Family, Signature
 
 import deep_gemm_k3 as deep_gemm
 from deep_gemm_k3.testing import metrics
+from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.oracle import Options, RoutedInput
 from deep_gemm_k3.testing.world import RankInput, SharedInput, mega_moe_reference
 from deep_gemm_k3.utils import per_token_cast_to_fp4, per_token_cast_to_fp8
@@ -21,6 +22,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
 EXPERTS, TOPK, TOKENS, HIDDEN, INTERMEDIATE = 8, 2, 64, 1024, 512
 SHARED_TOKENS, SHARED_HIDDEN, SHARED_INTERMEDIATE = 72, 2048, 1024
+# Named for its kernels alone, which are compiled with those of the other modules.
+_SHAPE = WorldShape((TOKENS,), EXPERTS, TOPK, HIDDEN, INTERMEDIATE, 384, SHARED_HIDDEN, SHARED_INTERMEDIATE)
+_KINDS = [Signature("routed", kind, fast_math=True) for kind in (SWIGLU, CLAMPED, SITU)]
+FAMILIES = (Family(_SHAPE, *_KINDS, Signature("dense", SITU, fast_math=True)),)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,7 @@ def test_a_caller_of_upstream(group: dist.ProcessGroup) -> None:
         shared_l1, shared_l2 = deep_gemm.transform_weights_for_mega_moe(shared_l1, shared_l2)
         y, shared_y = fill(), torch.empty((SHARED_TOKENS, SHARED_HIDDEN), **bf16)
         deep_gemm.fp8_fp4_mega_moe_bf16_shared(
-            y, shared_y, l1, l2, shared_x, shared_l1, shared_l2, gamma, 1e-6, buffer, None, (1, 1, 32), "situ", True, 1.25, 1.5
+            y, shared_y, l1, l2, shared_x, shared_l1, shared_l2, gamma, 1e-6, buffer, stats, (1, 1, 32), "situ", True, 1.25, 1.5
         )  # fmt: skip
         shared = SharedInput(shared_x, shared_l1, shared_l2, gamma, 1e-6)
         (want,) = mega_moe_reference([RankInput(given.routed, l1, l2, shared)], Options("situ", None, 1.25, 1.5))
