@@ -234,19 +234,31 @@ def _share_of_cores(num_ranks: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """What the caller's thread has set for its own arithmetic must not reach this one's: autocast, inference mode,
+    gradients, the default device."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        yield
+
+
 def run(launch_json: str) -> None:
     """Execute this rank's part of the call that ``launch_json`` describes; returns when its outputs are complete.
 
     Collective: all ranks of the buffer are in it at the same time. Raises ``RuntimeError`` as the module's head says.
     """
-    call = _Call(json.loads(launch_json))
+    with _own_settings():
+        _run(_Call(json.loads(launch_json)))
+
+
+def _run(call: _Call) -> None:
     call.write_header()
     call.barrier(_INPUTS_READY)
     headers = [call.header(rank).tolist() for rank in range(call.num_ranks)]
     sources = [call.routed(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
     call.check_world(headers, sources)
     partials = [call.slots(rank, header[_TOKENS]) for rank, header in enumerate(headers)]
-    with torch.no_grad(), _share_of_cores(call.num_ranks):
+    with _share_of_cores(call.num_ranks):
         call.run_shared()
         call.run_routed(sources, partials)
         call.barrier(_RESULTS_READY)
