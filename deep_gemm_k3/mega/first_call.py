@@ -28,13 +28,15 @@ def first_call(
 
     Raises `GroupMismatch` naming rank, field and both values; `GroupRefused` naming the rank whose `prepare` failed (that
     rank raises its own error); `GroupTimeout` naming the ranks that did not come. The buffer stays usable after these.
-    An abort of the buffer by any rank ends the waits.
+    An abort of the buffer by any rank ends the waits. Ranks are awaited as long as the buffer or its group allow, and up
+    to `timeout_s` for what they prepare.
     """
     if not isinstance(buffer, SymmBuffer):
         buffer = buffer_of(buffer)
     channel, check = buffer.channel, buffer.check
     tag = f"first call of {signature.get('entry', 'a signature')}"
-    check_equal(channel.all_gather(dict(signature), tag, timeout_s, check), tag)
+    to_come = min(timeout_s, max(buffer.timeout_s, channel.timeout_s))
+    check_equal(channel.all_gather(dict(signature), tag, to_come, check), tag)
     try:
         result = prepare()
     except BaseException as error:

@@ -30,7 +30,7 @@ class _World:
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition(threading.RLock())
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, str] = {}  # why a rank comes to no further exchange of this run
         self.owners: list[threading.Thread | None] = [None] * size
         self.boards: dict[str, _Board] = {}
         self.watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -263,6 +263,7 @@ class LocalWorld:
                 world.fail(rank, f"it ended with {type(error).__name__}: {error}")
                 future.set_exception(error)
             else:
+                world.fail(rank, "its part of this run has ended")
                 future.set_result(result)
 
         return task

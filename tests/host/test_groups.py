@@ -90,15 +90,32 @@ def test_a_late_rank_is_named_and_the_group_stays_in_step() -> None:
 
 
 def test_missing_ranks_are_all_named() -> None:
+    over = threading.Event()
+
     def body(group: LocalRank) -> None:
-        if group.rank == 2:
+        if group.rank != 2:
+            over.wait(PATIENCE_S)
+        else:
             with pytest.raises(GroupTimeout) as caught:
                 group.barrier("alone", 0.1)
             assert caught.value.ranks == (0, 1, 3)
             assert "ranks 0, 1, 3" in str(caught.value)
+            over.set()
 
     with local_world(4) as world:
         world.run(body)
+
+
+def test_a_rank_whose_part_has_ended_is_not_awaited() -> None:
+    def body(group: LocalRank) -> None:
+        group.barrier("both", PATIENCE_S)
+        if group.rank == 0:
+            with pytest.raises(GroupRefused, match=r"alone: rank 1 cannot go on: its part of this run has ended"):
+                group.barrier("alone", PATIENCE_S)
+
+    with local_world(2) as world:
+        world.run(body)
+        assert world.run(lambda group: group.all_gather(group.rank, "next run", PATIENCE_S)) == [[0, 1], [0, 1]]
 
 
 def test_a_refusal_ends_the_wait_of_all_peers_at_once() -> None:
@@ -144,8 +161,11 @@ def test_channels_do_not_meet() -> None:
 
 
 def test_poll_can_end_a_wait() -> None:
+    over = threading.Event()
+
     def body(group: LocalRank) -> None:
         if group.rank == 1:
+            over.wait(PATIENCE_S)
             return
         calls = 0
 
@@ -157,6 +177,7 @@ def test_poll_can_end_a_wait() -> None:
 
         with pytest.raises(RuntimeError, match="seen elsewhere"):
             group.barrier("test", PATIENCE_S, poll)
+        over.set()
 
     with local_world(2) as world:
         world.run(body)
