@@ -24,8 +24,17 @@ mega_moe = torch.ops.deep_gemm_k3.mega_moe.default
 
 
 @torch.library.register_fake("deep_gemm_k3::mega_moe")
-def _fake_mega_moe(*_: Any, **__: Any) -> None:
-    """Writes into its arguments and returns nothing, so there is no shape to derive."""
+def _fake_mega_moe(*arguments: Any, **named: Any) -> None:
+    """Writes into its arguments and returns nothing, so there is no shape to derive.
+
+    A tensor on the meta device that traces nothing would make the call a silent nothing: refused.
+    """
+    given = [*arguments, *named.values()]
+    if any(isinstance(value, torch.Tensor) and value.device.type == "meta" for value in given):
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if not any(isinstance(value, FakeTensor) for value in given):
+            raise RuntimeError("mega_moe: wanted tensors with memory, given one on device meta [type]")
 
 
 # ------------------------------------------------------------------------------------------------------ lent functions

@@ -152,9 +152,12 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
     OptionalTensor peer_ptrs, OptionalTensor statistics, std::vector<int64_t> recipe, std::string activation,
     std::optional<double> activation_clamp, bool fast_math, std::optional<double> situ_beta,
     std::optional<double> situ_linear_beta, bool batch_invariant, std::string validate) {
+    if (entry < 0 || entry >= checks::kNumEntries)
+        throw std::runtime_error(checks::message("entry", "0..3", std::to_string(entry)) + " [type]");
+    const runtime::InUse in_use(handle);
     runtime::Buffer& buffer = runtime::use_buffer(handle);
     Call call;
-    call.entry = static_cast<checks::Entry>(entry & 3);
+    call.entry = static_cast<checks::Entry>(entry);
     call.buffer = &buffer;
     call.tensors = {view_of(y), view_of(shared_x), view_of(l1_weights), view_of(l1_weights_sf), view_of(l2_weights),
         view_of(l2_weights_sf), view_of(shared_l1_weights), view_of(shared_l2_weights), view_of(rms_weight),
@@ -185,6 +188,7 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
 // The first call's work without a call: options by name, as deep_gemm_k3.mega.plan.warmup passes them.
 void warm_up(int64_t handle, std::string options) {
     const json::Value given = json::parse(options);
+    const runtime::InUse in_use(handle);
     runtime::Buffer& buffer = runtime::use_buffer(handle);
     Call call;
     call.entry = static_cast<checks::Entry>(given.int_at("entry") & 3);

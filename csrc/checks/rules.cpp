@@ -124,7 +124,8 @@ Broken generation_stride(const Call& call) {
 }
 
 Broken overlap(const Call& call) {
-    constexpr Tensor kWritten[] = {Tensor::kY, Tensor::kSharedY, Tensor::kStatistics, Tensor::kWorkspace};
+    constexpr Tensor kWritten[] = {
+        Tensor::kY, Tensor::kSharedY, Tensor::kStatistics, Tensor::kWorkspace, Tensor::kBuffer};
     for (const Tensor output : kWritten) {
         const TensorView& a = call.tensor(output);
         if (!a.present || a.numel() == 0)

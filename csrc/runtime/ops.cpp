@@ -22,7 +22,11 @@ void op_buffer_check(int64_t handle) {
 void op_buffer_abort(int64_t handle, std::string message) {
     abort_peers(find_buffer(handle), message);
 }
+int64_t op_buffer_calls(int64_t handle) {
+    return find_buffer(handle).num_calls();
+}
 void op_cpu_barrier(int64_t handle, int64_t phase) {
+    const InUse in_use(handle);
     cpu_barrier(find_buffer(handle), static_cast<int>(phase));
 }
 
@@ -34,6 +38,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("buffer_destroy(int handle) -> ()");
     m.def("buffer_check(int handle) -> ()");
     m.def("buffer_abort(int handle, str message) -> ()");
+    m.def("buffer_calls(int handle) -> int");
     m.def("cpu_barrier(int handle, int phase) -> ()");
 }
 
@@ -42,5 +47,6 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("buffer_destroy", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_destroy));
     m.impl("buffer_check", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_check));
     m.impl("buffer_abort", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_abort));
+    m.impl("buffer_calls", TORCH_BOX(&deep_gemm_k3::runtime::op_buffer_calls));
     m.impl("cpu_barrier", TORCH_BOX(&deep_gemm_k3::runtime::op_cpu_barrier));
 }

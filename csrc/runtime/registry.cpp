@@ -124,10 +124,27 @@ Buffer& find_buffer(int64_t handle) {
     return *buffer;
 }
 
+// Either the call sees that the handle is gone, or destroy_buffer sees the call: both write before they look.
+InUse::InUse(int64_t handle) : buffer_(find_buffer(handle)) {
+    buffer_.num_calls_.fetch_add(1);
+    if (buffer_.handle_.load() == static_cast<uint64_t>(handle))
+        return;
+    buffer_.num_calls_.fetch_sub(1);
+    find_buffer(handle); // throws
+}
+
+InUse::~InUse() {
+    buffer_.num_calls_.fetch_sub(1);
+}
+
 void destroy_buffer(int64_t handle) {
     const std::lock_guard lock(entries_mutex);
     Buffer& buffer = find_buffer(handle);
-    buffer.handle_.store(0, std::memory_order_release);
+    buffer.handle_.store(0);
+    if (buffer.num_calls_.load() > 0) {
+        buffer.handle_.store(static_cast<uint64_t>(handle));
+        throw std::runtime_error("sym_buffer: wanted no call inside it, given destroy() while one runs");
+    }
     if (buffer.launch_state != nullptr && buffer.free_launch_state != nullptr)
         buffer.free_launch_state(buffer.launch_state);
     buffer.launch_state = nullptr;

@@ -41,6 +41,8 @@ class Buffer {
     void poison(const std::string& reason);
     bool poisoned() const { return poisoned_.load(std::memory_order_acquire); }
     std::string reason() const;
+    // Calls that are inside the buffer now.
+    int num_calls() const { return num_calls_.load(); }
     // Throws when the calling thread is not the owner, or when this or any rank has aborted.
     void require_usable();
 
@@ -48,7 +50,9 @@ class Buffer {
     friend int64_t create_buffer(const std::string&, const std::vector<int64_t>&);
     friend void destroy_buffer(int64_t);
     friend Buffer& find_buffer(int64_t);
+    friend class InUse;
 
+    std::atomic<int> num_calls_{0};
     mutable std::mutex mutex_;
     std::atomic<uint64_t> handle_{0}; // 0: this entry is free
     std::atomic<bool> poisoned_{false};
@@ -77,6 +81,17 @@ int64_t create_buffer(const std::string& spec_json, const std::vector<int64_t>& 
 void destroy_buffer(int64_t handle);
 // One array access and one atomic load; throws when the handle is not alive.
 Buffer& find_buffer(int64_t handle);
+// Keeps a buffer from being destroyed while a call is inside it.
+class InUse {
+  public:
+    explicit InUse(int64_t handle);
+    ~InUse();
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+  private:
+    Buffer& buffer_;
+};
 // find_buffer, then require_usable.
 Buffer& use_buffer(int64_t handle);
 

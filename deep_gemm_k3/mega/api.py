@@ -24,6 +24,7 @@ the compiled region or inside an operator of your own; a compiler that hands ove
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -204,6 +205,44 @@ _NOT_TENSORS |= {"rms_epsilon", "batch_invariant", "validate", "error"}
 _NUMBERS = ("rms_epsilon", "activation_clamp", "situ_beta", "situ_linear_beta")
 
 
+_SCHEMA_FAULT = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(\w+)'")
+
+
+def _storage_fault(tensor: torch.Tensor) -> str | None:
+    """What keeps a tensor from being plain memory on a CPU or CUDA device: the dispatcher refuses it without a name."""
+    if tensor.is_quantized or tensor.is_nested or tensor.layout != torch.strided:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        return f"wanted a plain strided tensor, given {kind.removeprefix('torch.')}"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"wanted a tensor in CPU or CUDA memory, given one on device {tensor.device}"
+    if tensor.is_neg() or tensor.is_conj():
+        return "wanted a plain strided tensor, given a lazily negated or conjugated view"
+    return None
+
+
+def _storage_faults(arguments: dict[str, Any]) -> str | None:
+    """The first tensor, by the names of the other checks, that is not plain memory."""
+    named: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in _PAIRS and isinstance(value, tuple | list):
+            named |= {name: value[0], f"{name}_sf": value[-1]}
+        else:
+            named[name] = value
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor) and (fault := _storage_fault(value)) is not None:
+            return f"{name}: {fault}"
+    return None
+
+
+def _schema_fault(error: Exception) -> str | None:
+    """What torch's own check of the operator's arguments found, in the form of all checks."""
+    found = _SCHEMA_FAULT.search(str(error))
+    if found is None:
+        return None
+    wanted = {"Optional[float]": "a number in the range of a double", "List[int]": "(1, 1, 32)"}
+    return f"{found[2]}: wanted {wanted.get(found[1], found[1])}, given {found[3]} of another kind or size"
+
+
 def _type_fault(arguments: dict[str, Any]) -> str | None:
     """The first argument that is not of the documented type, in the message form of all checks."""
     routed = "shared_x" not in arguments
@@ -242,7 +281,7 @@ def _raise_explained(error: Exception, entry: str, arguments: dict[str, Any]) ->
     buffer = arguments["sym_buffer"]
     if not isinstance(buffer, SymmBuffer):
         raise TypeError(f"{entry}: sym_buffer: wanted a SymmBuffer, given {type(buffer).__name__}") from error
-    fault = _type_fault(arguments)
+    fault = _type_fault(arguments) or _storage_faults(arguments) or _schema_fault(error)
     if fault is None:
         raise error
     message = f"{entry}: {fault} [type]"

@@ -9,7 +9,7 @@ import torch
 
 from .._extension import ops
 from .buffer_spec import BufferSpec, Layout, make_spec
-from .group import Group, as_group, check_equal
+from .group import Group, Unique, as_group, check_equal
 from .local_world import LocalRank
 from .memory import RankMemory, allocate, refusing, settle
 
@@ -31,7 +31,7 @@ def own_stream(group: Group, device: torch.device) -> None:
         torch.cuda.set_stream(stream)
 
 
-class SymmBuffer:
+class SymmBuffer(Unique):
     """One rank's end of a symmetric buffer. Made by `get_symm_buffer_for_mega_moe`; all of it starts as zeros.
 
     `x`, `x_sf`, `topk_idx` and `topk_weights` are the views that a caller fills before a call; `buffer` is the whole
@@ -154,7 +154,7 @@ class SymmBuffer:
 
     @property
     def timeout_s(self) -> float:
-        return self.spec.timeout_ns * 1e-9
+        return self.spec.timeout_ns / 1e9
 
     @property
     def base_ptrs(self) -> tuple[int, ...]:
@@ -177,11 +177,15 @@ class SymmBuffer:
             ops().buffer_abort(self.handle, message)
 
     def destroy(self) -> None:
-        """Free this rank's end. Not a collective: memory lives on while peers still hold it. A second call does nothing."""
+        """Free this rank's end. Not a collective: memory lives on while peers still hold it. A second call does nothing.
+
+        Raises while a call of another thread is inside the buffer; `abort_peers` ends that call's waits.
+        """
         if self._memory is None:
             return
         settle(self.device)
-        self._finalizer()
+        ops().buffer_destroy(self.handle)
+        self._finalizer.detach()
         _live.pop(self.handle, None)
         self.channel.close()
         self._views = {}
@@ -236,4 +240,5 @@ def get_symm_buffer_for_mega_moe(
     spec, chosen = refusing(rank_view, lambda: make_spec(rank_view, given), _TAG)
     check_equal(rank_view.all_gather(spec.common(), _TAG), _TAG)
     own_stream(rank_view, chosen)
-    return SymmBuffer(rank_view, spec, Layout.of(spec), chosen)
+    with torch.inference_mode(False):  # its views outlive the caller's mode
+        return SymmBuffer(rank_view, spec, Layout.of(spec), chosen)

@@ -17,6 +17,7 @@ from .local_world import LocalRank
 
 TOKEN_ALIGNMENT = 384
 MAX_BYTES = 2**40
+MAX_TOKENS = 2**20 // TOKEN_ALIGNMENT * TOKEN_ALIGNMENT
 EMULATED_SMS = 4
 ACTIVATIONS = ("swiglu", "situ")
 
@@ -150,7 +151,8 @@ def _sm_share(group: Group, device: torch.device, num_sms: int | None) -> int:
 def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch.device]:
     """Check the arguments of `get_symm_buffer_for_mega_moe` on this rank; raises naming the first that does not fit."""
     _check_choices(given)
-    num_tokens = -(-_whole(given, "num_max_tokens_per_rank") // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
+    asked = check_int("num_max_tokens_per_rank", given["num_max_tokens_per_rank"], 1, MAX_TOKENS)
+    num_tokens = -(-asked // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
     timeout_s = check_timeout(envs.TIMEOUT_S.get() if given["timeout_s"] is None else given["timeout_s"])
     device = pick_device(group, given["device"])
     spec = BufferSpec(
@@ -170,7 +172,7 @@ def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch
         rank=group.rank,
         device_index=device.index or 0,
         num_sms=_sm_share(group, device, given["num_sms"]),
-        timeout_ns=int(timeout_s * 1e9),
+        timeout_ns=max(1, int(timeout_s * 1e9)),
         owner=threading.get_native_id() if isinstance(group, LocalRank) and group.size > 1 else 0,
     )
     num_bytes = Layout.of(spec).num_bytes

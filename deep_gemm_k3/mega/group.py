@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import envs
 
@@ -44,6 +44,14 @@ class WrongThread(GroupError):
     """A rank of a local world was used from a thread that does not own it."""
 
 
+class Unique:
+    """Stands for something that peers know this rank by: neither copied nor sent to another process."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"{name}: wanted to be used where it was made, given to copy or pickle")
+
+
 @dataclass(frozen=True)
 class Record:
     """What one rank posts in an exchange: a payload, or the reason why it gives up."""
@@ -65,7 +73,7 @@ def rank_list(ranks: tuple[int, ...]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-class Group(ABC):
+class Group(Unique, ABC):
     """One rank's view of a group of ranks. `timeout_s` limits every wait that names no limit of its own."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from .buffer import SymmBuffer, own_stream
 from .buffer_spec import check_int, pick_device, refuse_value
-from .group import Group, as_group, check_equal
+from .group import Group, Unique, as_group, check_equal
 from .memory import RankMemory, allocate, refusing, settle
 
 MODES = {"rs": 3, "sp_rs": 1}  # fewest generations
@@ -45,7 +45,7 @@ def _shape(group: Group, given: Mapping[str, Any]) -> tuple[int, ...]:
     return (generations, *row)
 
 
-class PublicationWorkspace:
+class PublicationWorkspace(Unique):
     """This rank's workspace, flags and the peers' addresses. Collective over `group`, or over a buffer's group.
 
     `workspace`, `flags` and `peer_ptrs` are what a publishing call takes, in that order. `num_max_tokens` counts all shared
@@ -74,15 +74,20 @@ class PublicationWorkspace:
         self.mode = mode
         self.num_max_tokens = num_max_tokens
         self.generation_bytes = 2 * shape[1] * shape[2] * shape[3]
+        with torch.inference_mode(False):  # its tensors outlive the caller's mode
+            self._create(view, shape)
+
+    def _create(self, view: Group, shape: tuple[int, ...]) -> None:
         memory = allocate(view, self.device, shape[0] * self.generation_bytes, _TAG)
         self._memory: RankMemory | None = memory
         self._workspace = memory.own.view(torch.bfloat16).view(shape)
-        self._peer_ptrs = torch.tensor(memory.bases, dtype=torch.int64).to(self.device)
-        self._flags = torch.zeros(NUM_FLAGS, dtype=torch.int32)
-        self._flags[1] = min(1, num_generations - 1)
+        self._peer_ptrs = torch.tensor(memory.bases, dtype=torch.int64, device="cpu").to(self.device)
+        self._flags = torch.zeros(NUM_FLAGS, dtype=torch.int32, device="cpu")
+        self._flags[1] = min(1, shape[0] - 1)
         self._flags[2] = self.generation_bytes
         self._flags = self._flags.to(self.device)
-        self._rotated = torch.tensor([self.generation_bytes, 1, 0, 0, 0, 0, 0], dtype=torch.int32).to(self.device)
+        rotated = [self.generation_bytes, 1, 0, 0, 0, 0, 0]
+        self._rotated = torch.tensor(rotated, dtype=torch.int32, device="cpu").to(self.device)
 
     def __enter__(self) -> PublicationWorkspace:
         return self

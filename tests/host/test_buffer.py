@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
+import pickle
 import re
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from deep_gemm_k3._extension import ops
 from deep_gemm_k3.mega.buffer import buffer_of
 from deep_gemm_k3.mega.group import GroupMismatch, GroupRefused
 from deep_gemm_k3.mega.local_world import LocalRank, local_world
+from deep_gemm_k3.mega.publication import PublicationWorkspace
 
 
 def open_files() -> int:
@@ -82,7 +88,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"num_experts": 0}, "num_experts: wanted 1..65535, given 0"),
     ({"num_experts": 4.0}, "num_experts: wanted an integer in -2147483648..2147483647, given 4.0"),
     ({"num_experts": 65536}, "num_experts: wanted 1..65535, given 65536"),
-    ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank: wanted 1..1048576, given 0"),
+    ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank: wanted an integer in 1..1048320, given 0"),
     ({"num_topk": 33}, "num_topk: wanted 1..32, given 33"),
     ({"num_topk": 0}, "num_topk: wanted 1..32, given 0"),
     ({"hidden": 100}, "hidden: wanted a multiple of 128 in 128..131072, given 100"),
@@ -175,6 +181,70 @@ def test_a_dropped_buffer_frees_its_handle() -> None:
     gc.collect()
     with pytest.raises(RuntimeError, match="given one that was destroyed"):
         ops().buffer_check(handle)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize(
+    "make_one", [make, lambda: PublicationWorkspace(make(), "rs", 8, 128), lambda: local_world(2)[0]]
+)
+def test_what_peers_know_is_not_duplicated(make_one: Callable[[], Any], duplicate: Callable[[Any], Any]) -> None:
+    """A copy would free, or answer for, what the original still uses."""
+    one = make_one()
+    with pytest.raises(TypeError, match=f"{type(one).__name__}: wanted to be used where it was made"):
+        duplicate(one)
+
+
+def test_destroy_waits_for_no_call_but_refuses() -> None:
+    inside, left = threading.Event(), threading.Event()
+
+    def body(group: LocalRank) -> None:
+        buffer = make(group, timeout_s=PATIENCE_S)
+        if group.rank == 1:
+            left.wait(PATIENCE_S)
+            buffer.destroy()
+            return
+
+        def spoil() -> None:
+            inside.wait(PATIENCE_S)
+            while ops().buffer_calls(buffer.handle) == 0:
+                time.sleep(0.01)
+            with pytest.raises(
+                RuntimeError, match=r"sym_buffer: wanted no call inside it, given destroy\(\) while one"
+            ):
+                buffer.destroy()
+            buffer.abort_peers("the test is over")
+
+        with ThreadPoolExecutor(1) as threads:
+            spoiled = threads.submit(spoil)
+            inside.set()
+            with pytest.raises(RuntimeError, match="the test is over"):
+                ops().cpu_barrier(buffer.handle, 0)
+            spoiled.result()
+        buffer.destroy()
+        left.set()
+
+    with local_world(2) as world:
+        world.run(body)
+
+
+def test_buffers_made_in_inference_mode_are_usable_outside() -> None:
+    with torch.inference_mode():
+        buffer = make()
+        workspace = PublicationWorkspace(buffer, "rs", 8, 128)
+    buffer.x.zero_()
+    workspace.workspace.zero_()
+    workspace.rotate()
+    assert workspace.generation == 1
+
+
+def test_the_default_device_is_not_the_buffers() -> None:
+    with torch.device("meta"):
+        buffer = make()
+        workspace = PublicationWorkspace(buffer, "rs", 8, 128)
+        workspace.rotate()
+    tensors = (buffer.x, buffer.topk_idx, workspace.workspace, workspace.flags, workspace.peer_ptrs)
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert workspace.generation == 1
 
 
 def test_every_rank_addresses_every_rank() -> None:

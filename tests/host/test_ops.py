@@ -93,6 +93,56 @@ def test_wrong_types_are_named(name: str, value: Any, wanted: str) -> None:
     assert not rank.y.isnan().any()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("meta", "one on device meta"),
+        ("sparse", "sparse_coo"),
+        ("csr", "sparse_csr"),
+        ("nested", "nested"),
+        ("negated", "a lazily negated or conjugated view"),
+    ],
+)
+@pytest.mark.parametrize("name", ["y", "shared_x", "l2_weights"])
+def test_tensors_that_are_not_plain_memory_are_named(name: str, kind: str, given: str) -> None:
+    """torch's dispatcher would run nothing for a meta tensor, and refuses the others without a name."""
+    convert: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "meta": lambda tensor: tensor.to("meta"),
+        "sparse": torch.Tensor.to_sparse,
+        "csr": torch.Tensor.to_sparse_csr,
+        "nested": lambda tensor: torch.nested.nested_tensor([tensor]),
+        "negated": torch._neg_view,
+    }
+    rank = alone()
+    plain = torch.ones(3, 128, dtype=BF16)
+    value = convert[kind](plain)
+    with pytest.raises(TypeError, match=rf"bf16_shared: {name}: wanted .* given {given} \[type\]"):
+        rank.dense(**{name: (value, plain) if name == "l2_weights" else value})
+    assert rank.y.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("situ_beta", 10**400), ("rms_epsilon", 10**400), ("recipe", (1, 1, 2**70))]
+)
+def test_numbers_beyond_the_operators_types_are_named(name: str, value: Any) -> None:
+    rank = alone()
+    with pytest.raises(TypeError, match=rf"fp8_fp4_mega_moe_bf16_shared: {name}: wanted .*, given .* \[type\]"):
+        rank.dense(**{name: value})
+    assert rank.y.isnan().all()
+
+
+@pytest.mark.parametrize("entry", [-1, 4, 2**40])
+def test_the_operator_has_four_entries(entry: int) -> None:
+    rank = alone()
+    with pytest.raises(RuntimeError, match=rf"entry: wanted 0..3, given {entry}"):
+        ops.mega_moe(
+            rank.y, *rank.given.l1, *rank.given.l2, rank.buffer.buffer, rank.buffer.handle, entry, *([None] * 10),
+            (1, 1, 32), "swiglu", None, True, None, None, False, "host",
+        )  # fmt: skip
+    assert rank.y.isnan().all()
+
+
 def test_a_buffer_of_another_kind_is_named() -> None:
     rank = alone()
     with pytest.raises(TypeError, match="sym_buffer: wanted a SymmBuffer, given dict"):
