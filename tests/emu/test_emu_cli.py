@@ -1,0 +1,95 @@
+"""The command for a stranger's PTX, and the front end's errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emu_support import HEADER, compile_cuda, run_ptx
+
+from deep_gemm_k3.__main__ import main
+from deep_gemm_k3.emulator import EmulatorError, Module
+
+SOURCE = 'extern "C" __global__ void scale(float* x, float by, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= by; }'
+
+
+def test_emulate_runs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(compile_cuda(SOURCE))
+    assert (
+        main(
+            [
+                "emulate",
+                str(file),
+                "--grid",
+                "2",
+                "--block",
+                "4",
+                "--param",
+                "f32[6]=arange",
+                "--param",
+                "2.0",
+                "--param",
+                "6",
+            ]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "tensor([ 0.,  2.,  4.,  6.,  8., 10.])" in text and "instructions" in text
+    assert main(["emulate", str(file), "--check"]) == 0
+    assert "1 kernels for sm_90a" in capsys.readouterr().out
+
+
+def test_emulate_reports_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(compile_cuda(SOURCE))
+    assert (
+        main(
+            [
+                "emulate",
+                str(file),
+                "--grid",
+                "2",
+                "--block",
+                "64",
+                "--param",
+                "f32[100]",
+                "--param",
+                "2.0",
+                "--param",
+                "120",
+            ]
+        )
+        == 1
+    )
+    assert "out-of-bounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("add.s33 %r, %r, 1;", "line 6: .*add.s33"),
+        ("add.s32.fancy %r, %r, 1;", r"line 6: modifier '\.fancy' of 'add\.s32\.fancy' is not modelled"),
+        ("frobnicate.b32 %r, %r;", "line 6: unknown opcode 'frobnicate.b32'"),
+        ("add.s32 %r, %q, 1;", "line 6: unknown operand '%q'"),
+        ("mov.u64 %r, 1;", "line 6: destination '%r' has type .b32, wanted .u64"),
+        ("bra NOWHERE;", "line 6: unknown label 'NOWHERE'"),
+        ("tcgen05.fence::before_thread_sync;", "line 6: 'tcgen05.*' does not exist on .target sm_90a|unknown opcode"),
+    ],
+)
+def test_errors_name_the_line(text: str, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        Module(HEADER + ".visible .entry k() { .reg .b32 %r;\n\n" + text + "\nret; }").check()
+
+
+def test_blocks_may_repeat_labels_and_registers() -> None:
+    import numpy as np
+
+    out = np.zeros(32, np.uint32)
+    body = """.reg .b32 %t, %v; .reg .b64 %y; mov.u32 %t, %tid.x; mov.u32 %v, 0; ld.param.u64 %y, [y]; mad.wide.u32 %y, %t, 4, %y;
+    { .reg .pred p; .reg .b32 i; mov.u32 i, 0; L: add.u32 %v, %v, 1; add.u32 i, i, 1; setp.lt.u32 p, i, %t; @p bra L; }
+    { .reg .pred p; .reg .b32 i; mov.u32 i, 0; L: add.u32 %v, %v, 100; add.u32 i, i, 1; setp.lt.u32 p, i, 3; @p bra L; }
+    st.global.u32 [%y], %v;"""
+    run_ptx(body, ".param .u64 y", [out])
+    assert out.tolist() == [300 + max(1, t) for t in range(32)]
