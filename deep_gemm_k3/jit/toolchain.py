@@ -146,6 +146,8 @@ def _find_nvrtc() -> Path:
             for directory in (root / "lib", root / "lib64", root / "targets/x86_64-linux/lib"):
                 found = sorted(path for path in directory.glob(pattern) if "alt" not in path.name)
                 if found:
+                    # In the process already, it is what cuda-bindings gets, which would not look here.
+                    ctypes.CDLL(str(found[-1]), mode=ctypes.RTLD_GLOBAL)
                     return found[-1]
     raise ToolchainError(
         f"NVRTC: wanted libnvrtc.so of CUDA 13, found none among the pip packages, CUDA_HOME or the system directories. "
@@ -167,7 +169,10 @@ def _nvrtc_version() -> tuple[int, int]:
         raise ToolchainError(
             f"cuda-bindings: wanted the Python package that calls NVRTC, given none ({error}). Mend with: {MENDING}"
         ) from error
-    result, major, minor = nvrtc.nvrtcVersion()
+    try:
+        result, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:
+        raise ToolchainError(f"NVRTC: cuda-bindings cannot load it ({error}). Mend with: {MENDING}") from error
     if int(result) != 0:
         raise ToolchainError(f"NVRTC: nvrtcVersion failed with {result}. Mend with: {MENDING}")
     return int(major), int(minor)

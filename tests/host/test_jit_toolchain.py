@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def test_missing_packages_name_the_mending_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(cuda, module.split(".")[1], raising=False)
     with pytest.raises(ToolchainError, match=r"Mend with: pip install \"deep_gemm_k3\[gpu\]\""):
         find_toolchain()
+
+
+def test_packages_on_the_path_alone_are_used() -> None:
+    """As with --target and PYTHONPATH: the finder of cuda-bindings looks into the interpreter's own site-packages only."""
+    program = "from deep_gemm_k3.jit.toolchain import find_toolchain; print(find_toolchain().nvrtc_version)"
+    start = f"import sys; sys.path = {sys.path!r}; {program}"
+    ended = subprocess.run([sys.executable, "-S", "-c", start], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("(13, ")
 
 
 def test_old_nvrtc_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
