@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -193,6 +194,7 @@ class LocalWorld:
         self._queues: list[queue.SimpleQueue[Any]] = []
         self._threads: list[threading.Thread] = []
         self._running = threading.Lock()
+        self._process = os.getpid()
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -216,6 +218,10 @@ class LocalWorld:
         are told, so none is stranded. When ranks are still running after `timeout_s`, `GroupTimeout` names them.
         """
         limit = check_timeout(timeout_s)
+        if self._process != os.getpid():
+            raise GroupError(
+                "local world: wanted the process that made it, given one forked from it, without its threads"
+            )
         if not self._running.acquire(blocking=False):
             raise GroupError("local world: wanted one run at a time, given a second one while the first goes on")
         try:

@@ -43,7 +43,7 @@ def allocate(group: Group, device: torch.device, num_bytes: int, tag: str) -> Ra
             return _symmetric_memory(group, device, num_bytes, tag)
         return _local(group, lambda: _cuda_zeros(device, num_bytes), tag, device)
     if group.is_local:
-        return _local(group, lambda: _mapped(mmap.mmap(-1, num_bytes)), tag, device)
+        return _local(group, lambda: _mapped(_private(num_bytes)), tag, device)
     return _memory_files(group, num_bytes, tag)
 
 
@@ -60,6 +60,11 @@ def settle(device: torch.device) -> None:
     """Wait until nothing queued on `device` can touch memory that is about to be freed; not while a graph is recorded."""
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
+
+
+def _private(num_bytes: int) -> mmap.mmap:
+    """Zeros for this process alone: what a forked one writes stays there."""
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _mapped(mapping: mmap.mmap) -> torch.Tensor:

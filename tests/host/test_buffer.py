@@ -20,7 +20,7 @@ from small_buffers import PATIENCE_S, make
 
 from deep_gemm_k3._extension import ops
 from deep_gemm_k3.mega.buffer import buffer_of
-from deep_gemm_k3.mega.group import GroupMismatch, GroupRefused
+from deep_gemm_k3.mega.group import GroupError, GroupMismatch, GroupRefused
 from deep_gemm_k3.mega.local_world import LocalRank, local_world
 from deep_gemm_k3.mega.publication import PublicationWorkspace
 
@@ -235,6 +235,24 @@ def test_buffers_made_in_inference_mode_are_usable_outside() -> None:
     workspace.workspace.zero_()
     workspace.rotate()
     assert workspace.generation == 1
+
+
+def test_a_forked_process_reaches_neither_memory_nor_threads() -> None:
+    buffer = make()
+    with local_world(2) as world:
+        world.run(lambda group: group.barrier("test", PATIENCE_S))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                buffer.x_sf[0, 0] = 7  # few bytes: the threads of torch are not there either
+                world.run(lambda group: None)
+            except GroupError as error:
+                status = 0 if "given one forked from it" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert int(buffer.x_sf[0, 0]) == 0
 
 
 def test_the_default_device_is_not_the_buffers() -> None:
