@@ -68,6 +68,12 @@ def source_of(kernel: str, arch: str) -> KernelSource:
     return KernelSource(KERNELS[target], arch, literal)
 
 
+def has_kernel(kernel: str, arch: str) -> bool:
+    """The fused kernel exists for some architectures only."""
+    name = "probe" if kernel == "probe" else KERNELS[arch.replace("100f", "100a")]
+    return (ROOT / "deep_gemm_k3/include/deep_gemm_k3/kernels" / f"{name}.cuh").is_file()
+
+
 def median_ms(run: Callable[[], Any], repeats: int) -> float:
     times = []
     for _ in range(repeats):
@@ -124,7 +130,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = [measure(options.kernel, arch, options.repeats) for arch in options.arch or ARCHITECTURES]
+    archs = options.arch or [arch for arch in ARCHITECTURES if has_kernel(options.kernel, arch)]
+    rows = [measure(options.kernel, arch, options.repeats) for arch in archs]
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for row in rows:
         print("| " + " | ".join(str(value) for value in row.values()) + " |")
