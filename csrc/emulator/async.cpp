@@ -1,5 +1,7 @@
 #include "async.hpp"
 
+#include "races.hpp"
+
 namespace deep_gemm_k3::emulator {
 
 std::shared_ptr<AsyncGroup> open_group(Groups& groups, int lane) {
@@ -19,15 +21,21 @@ void commit_groups(Groups& groups, u32 m) {
 }
 
 bool wait_groups(Warp& w, Groups& groups, u32 m, u32 keep, bool reads_only, const char* what) {
+    u32 stamp = 0;
     for (u32 left = m; left; left &= left - 1) {
         auto found = groups.find(static_cast<u32>(first_lane(left)));
         if (found == groups.end())
             continue;
-        auto& list = found->second.committed;
-        while (!list.empty() && !list.front()->pending)
+        LaneGroups& mine = found->second;
+        auto& list = mine.committed;
+        while (!list.empty() && !list.front()->pending) {
+            mine.done_stamp = std::max(mine.done_stamp, list.front()->last_stamp);
             list.pop_front();
+        }
+        stamp = std::max(stamp, mine.done_stamp);
         for (size_t i = 0; i + keep < list.size(); ++i) {
             AsyncGroup& group = *list[i];
+            stamp = std::max(stamp, group.last_stamp);
             if (!(reads_only ? group.pending_reads : group.pending))
                 continue;
             group.waiters.emplace_back(&w, w.current);
@@ -35,6 +43,8 @@ bool wait_groups(Warp& w, Groups& groups, u32 m, u32 keep, bool reads_only, cons
             return false;
         }
     }
+    if (w.machine->races)
+        w.machine->races->async_done(w, w.id, stamp, reads_only);
     ++w.effects;
     return true;
 }
@@ -132,9 +142,31 @@ void reduce_bytes(u8* memory, const u8* values, u64 bytes, ReduceOp op, Type typ
     }
 }
 
+namespace {
+
+void check_readers(Cta& cta, u32 offset, u64 bytes) {
+    if (!cta.reader_count)
+        return;
+    for (u64 piece = offset / 16; piece <= (offset + bytes - 1) / 16; ++piece)
+        if (cta.readers[piece]) {
+            Warp& w = *cta.warps[0];
+            w.machine->report("overwrite-in-flight",
+                "a copy writes shared memory at offset " + std::to_string(piece * 16) + " of CTA rank " +
+                    std::to_string(cta.rank) + " that a wgmma may still read, in " + w.program->function->name);
+            return;
+        }
+}
+
+} // namespace
+
+void note_shared_write(Cta& cta, u32 offset, u64 bytes) {
+    check_readers(cta, offset, bytes);
+    std::memset(cta.written.data() + offset, 1, bytes);
+}
+
 void write_shared(Cta& cta, u32 offset, const u8* from, u64 bytes) {
     std::memcpy(cta.shared.data() + offset, from, bytes);
-    std::memset(cta.written.data() + offset, 1, bytes);
+    note_shared_write(cta, offset, bytes);
 }
 
 std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what) {
@@ -142,6 +174,8 @@ std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what) {
     op->cta = w.cta;
     op->what = what;
     op->pc = w.pc - 1;
+    if (w.machine->races)
+        op->stamp = w.machine->races->issue(w);
     return op;
 }
 

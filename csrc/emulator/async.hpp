@@ -20,7 +20,9 @@ ReduceOp take_reduce(Builder& b);
 void reduce_bytes(u8* memory, const u8* values, u64 bytes, ReduceOp op, Type type);
 
 // Stores bytes into shared memory (already checked) and marks them as written.
+void note_shared_write(Cta& cta, u32 offset, u64 bytes); // by an asynchronous unit
 void write_shared(Cta& cta, u32 offset, const u8* from, u64 bytes);
+void note_async(Warp& w, AsyncOp& op, const u8* p, u64 bytes, bool is_write); // for the race detector
 std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what);
 std::vector<Cta*> multicast_targets(Warp& w, u32 mask);
 

@@ -1,7 +1,7 @@
 // Life of clusters, CTAs and warps: admission to the device, initial state, exit; divergence bookkeeping of a warp.
 #include <algorithm>
 
-#include "exec.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -170,6 +170,10 @@ void Machine::retire(Warp& w) {
     for (Cta* member : cta.cluster->ctas) {
         if (is_used)
             break;
+        if (races) {
+            races->forget_memory(member->shared.data(), member->shared.size());
+            races->forget_memory(member->local.data(), member->local.size());
+        }
         for (auto* bytes : {&member->local, &member->shared, &member->written})
             std::vector<u8>().swap(*bytes);
     }

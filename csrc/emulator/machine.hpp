@@ -17,6 +17,8 @@
 namespace deep_gemm_k3::emulator {
 
 struct Machine;
+class Races;
+struct AsyncStamp;
 struct Launch;
 struct Cta;
 struct Warp;
@@ -67,6 +69,7 @@ struct Split {
 // One commit group of asynchronous copies of a thread.
 struct AsyncGroup {
     u32 pending = 0, pending_reads = 0;
+    u32 last_stamp = 0; // of its operations, for race detection
     std::vector<std::pair<Warp*, Split*>> waiters;
 };
 
@@ -75,6 +78,7 @@ struct AsyncOp {
     std::function<void()> read, write; // read may be empty; both run once, in this order
     std::shared_ptr<AsyncGroup> group;
     std::vector<std::shared_ptr<AsyncGroup>> after; // only once these are complete
+    std::shared_ptr<AsyncStamp> stamp;              // with race detection
     const char* what = "";
     u32 pc = 0;
     bool to_shared = false; // writes shared memory of its cluster
@@ -83,6 +87,7 @@ struct AsyncOp {
 struct LaneGroups {
     std::shared_ptr<AsyncGroup> open;
     std::deque<std::shared_ptr<AsyncGroup>> committed;
+    u32 done_stamp = 0; // of groups that are complete and forgotten
 };
 
 // Lanes that have reached a warp-synchronous instruction and wait for the others named in its mask.
@@ -119,8 +124,9 @@ struct Warp {
     std::deque<std::vector<u32>> wgmma_reads; // per group not yet waited for: 16-byte pieces of shared memory it reads
     std::vector<u32> wgmma_open;              // the same, not yet committed
     u32 carry = 0;                            // the condition-code bit of each lane
-    std::vector<u32> clock;                   // vector clock, with race detection
-    u32 id = 0;                               // global number, for vector clocks and traces
+    std::deque<u32> wgmma_stamps;             // per group not yet waited for, with race detection
+    u32 wgmma_stamp = 0, wgmma_done_stamp = 0;
+    u32 id = 0; // global number, for vector clocks and traces
 
     template <class T>
     T* row(Ref ref) {
@@ -225,6 +231,9 @@ struct Machine {
     u64 epoch = 1, virtual_ns = 1000000, live_warps = 0;
     u32 next_warp_id = 0;
     std::string printed;
+
+    std::shared_ptr<Races> races;           // null without race detection
+    std::shared_ptr<AsyncStamp> completing; // the operation whose writing half runs
 
     explicit Machine(const Options& chosen) : options(chosen), random(chosen.seed) {}
     void run();                 // all launches, to completion

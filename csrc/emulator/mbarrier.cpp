@@ -1,5 +1,7 @@
 #include "mbarrier.hpp"
 
+#include "races.hpp"
+
 namespace deep_gemm_k3::emulator {
 
 MbarrierWord MbarrierWord::load(u64 word) {
@@ -38,8 +40,12 @@ u64 read(const Cta& cta, u32 offset) {
 
 void settle(Machine& machine, Cta& cta, u32 offset, MbarrierInfo& info, MbarrierWord& word) {
     ++machine.epoch;
+    if (machine.races && machine.completing)
+        machine.races->release_async(*machine.completing, &info, word.phase);
     bool is_complete = word.pending == 0 && word.transactions == 0;
     if (is_complete) {
+        if (machine.races)
+            machine.races->forget(&info, !word.phase);
         word.phase = !word.phase;
         word.pending = word.expected;
     }
@@ -87,6 +93,10 @@ void mbarrier_transactions(Machine& machine, Cta& cta, u32 offset, s32 change) {
 bool mbarrier_phase(Machine&, Cta& cta, u32 offset) {
     find(cta, offset);
     return MbarrierWord::load(read(cta, offset)).phase;
+}
+
+const MbarrierInfo& mbarrier_info(Cta& cta, u32 offset) {
+    return find(cta, offset);
 }
 
 std::string mbarrier_text(const Cta& cta, u32 offset) {

@@ -22,6 +22,7 @@ SharedPlace mbarrier_place(Warp& w, u64 address, bool generic);
 u64 mbarrier_arrive(Machine& machine, Cta& cta, u32 offset, u32 count, s32 expect, bool drop);
 void mbarrier_transactions(Machine& machine, Cta& cta, u32 offset, s32 change); // expect_tx: +, complete_tx: -
 bool mbarrier_phase(Machine& machine, Cta& cta, u32 offset);
+const MbarrierInfo& mbarrier_info(Cta& cta, u32 offset);
 std::string mbarrier_text(const Cta& cta, u32 offset);
 
 } // namespace deep_gemm_k3::emulator

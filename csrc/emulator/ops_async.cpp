@@ -41,6 +41,9 @@ void load_one(Warp& w, const Inst& in, int lane) {
     ++machine.counters.bulk_copies;
     auto op = new_op(w, "a bulk copy into shared memory");
     op->to_shared = true;
+    for (Cta* cta : targets)
+        note_async(w, *op, cta->shared.data() + to.offset, size, true);
+    note_async(w, *op, source_cta ? source_cta->shared.data() + source_offset : from, size, false);
     auto data = std::make_shared<std::vector<u8>>(size);
     op->read = [=] { std::memcpy(data->data(), source_cta ? source_cta->shared.data() + source_offset : from, size); };
     op->write = [=, &machine] {
@@ -76,6 +79,8 @@ void exec_bulk_store(Warp& w, const Inst& in, u32 m) {
         ++machine.counters.bulk_copies;
         auto op = new_op(w, "a bulk copy out of shared memory");
         op->group = open_group(w.bulk_groups, lane);
+        note_async(w, *op, from.cta->shared.data() + from.offset, size, false);
+        note_async(w, *op, to, size, reduce == ReduceOp::None);
         auto data = std::make_shared<std::vector<u8>>(size);
         op->read = [=] { std::memcpy(data->data(), from.cta->shared.data() + from.offset, size); };
         op->write = [=] {
@@ -222,6 +227,8 @@ void exec_copy(Warp& w, const Inst& in, u32 m) {
         auto op = new_op(w, "an asynchronous copy");
         op->group = group;
         op->to_shared = true;
+        for (const SmallCopy& copy : list)
+            note_async(w, *op, copy.cta->shared.data() + copy.offset, copy.size, true);
         op->write = [copies = list] {
             for (const SmallCopy& copy : copies) {
                 u8 data[16] = {};

@@ -25,6 +25,7 @@ void exec_async_store(Warp& w, const Inst& in, u32 m) {
         }
         auto op = new_op(w, "an asynchronous store");
         op->to_shared = true;
+        note_async(w, *op, to.cta->shared.data() + to.offset, size * n, reduce == ReduceOp::None);
         op->write = [=, &machine] {
             if (reduce == ReduceOp::None)
                 write_shared(*to.cta, to.offset, data->data(), size * n);

@@ -100,8 +100,8 @@ void exec_atomic(Warp& w, const Inst& in, u32 m) {
         int i = first_lane(left);
         u64 address = w.address(in.a, i) + static_cast<u64>(in.imm);
         u8* p = resolve(w, in.space, address, bytes, Access::Atomic, i);
-        if (w.machine->options.races)
-            note_access(w, in, p, bytes, Access::Atomic, i);
+        if (w.machine->races)
+            note_access(w, in.mode, p, bytes, Access::Atomic);
         for (u32 k = 0; k < n; ++k) {
             u64 old = 0;
             std::memcpy(&old, p + k * size, size);
@@ -135,8 +135,8 @@ void exec_atomic_wide(Warp& w, const Inst& in, u32 m) { // .b128 exch and cas
     for (u32 left = m; left; left &= left - 1) {
         int i = first_lane(left);
         u8* p = resolve(w, in.space, w.address(in.a, i) + static_cast<u64>(in.imm), 16, Access::Atomic, i);
-        if (w.machine->options.races)
-            note_access(w, in, p, 16, Access::Atomic, i);
+        if (w.machine->races)
+            note_access(w, in.mode, p, 16, Access::Atomic);
         Vec128 old, value = w.row<Vec128>(w.extra(in, 4))[i];
         std::memcpy(&old, p, 16);
         bool equal = old.lo == value.lo && old.hi == value.hi;

@@ -1,5 +1,5 @@
 // Named barriers, the cluster barrier, and fences.
-#include "ordering.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -21,6 +21,8 @@ bool is_complete(Cta& cta, const NamedBarrier& barrier) {
 }
 
 void finish_round(Machine& machine, NamedBarrier& barrier) {
+    if (machine.races && barrier.generation)
+        machine.races->forget(&barrier, barrier.generation - 1);
     ++barrier.generation;
     ++machine.epoch;
     barrier.last_popc = barrier.popc, barrier.last_all = barrier.all, barrier.last_any = barrier.any;
@@ -47,6 +49,8 @@ void arrive(Warp& w, const Inst& in, u32 m, NamedBarrier& barrier, u32 expected)
     barrier.expected = expected;
     barrier.arrived[w.index] |= m;
     ++w.effects;
+    if (w.machine->races)
+        w.machine->races->release(w, &barrier, barrier.generation);
     if (!(in.mode & kReduce))
         return;
     u32 p = w.predicate(in.c);
@@ -89,6 +93,8 @@ void exec_bar(Warp& w, const Inst& in, u32 m) {
         return;
     }
     w.wait.stage = 0;
+    if (w.machine->races)
+        w.machine->races->acquire(w, &barrier, w.wait.token);
     if (!(in.mode & kReduce))
         return;
     if (in.mode & kPopc)
@@ -144,12 +150,14 @@ bool cluster_complete(Cluster& cluster) {
     return cluster.arrived >= live;
 }
 
-void exec_cluster_arrive(Warp& w, const Inst&, u32 m) {
+void exec_cluster_arrive(Warp& w, const Inst& in, u32 m) {
     Cluster& cluster = *w.cta->cluster;
     if (w.cluster_arrived && w.cluster_phase == cluster.phase && m == w.live)
         throw Fault("barrier", "barrier.cluster.arrive twice without a wait between");
     w.cluster_arrived = true;
     w.cluster_phase = cluster.phase;
+    if (w.machine->races && !in.mode)
+        w.machine->races->release(w, &cluster, cluster.phase);
     cluster.arrived += m == w.live ? static_cast<u32>(std::popcount(w.exists)) : static_cast<u32>(std::popcount(m));
     w.machine->touch(w);
     if (!cluster_complete(cluster))
@@ -171,6 +179,8 @@ void exec_cluster_wait(Warp& w, const Inst&, u32 m) {
     }
     if (cluster.phase != w.cluster_phase) {
         w.cluster_arrived = false;
+        if (w.machine->races)
+            w.machine->races->acquire(w, &cluster, w.cluster_phase);
         return;
     }
     cluster.waiters.emplace_back(&w, w.current);
@@ -181,7 +191,7 @@ void build_cluster(Builder& b) {
     bool arrives = b.take("arrive");
     if (!arrives && !b.take("wait"))
         b.fail("wanted .arrive or .wait");
-    b.take_any({"release", "acquire", "relaxed"});
+    b.in.mode = b.take_of({"release", "acquire", "relaxed"}) == "relaxed"; // orders nothing
     b.take("aligned");
     b.want(0, 0);
     b.emit(arrives ? exec_cluster_arrive : exec_cluster_wait);
@@ -190,7 +200,16 @@ void build_cluster(Builder& b) {
 void exec_fence(Warp& w, const Inst& in, u32) {
     if (scope_of(in.mode) == Scope::Sys)
         ++w.machine->counters.system_operations;
+    if (w.machine->races)
+        w.machine->races->fence(w, in.mode);
 }
+
+void exec_proxy_fence(Warp& w, const Inst&, u32) {
+    if (w.machine->races)
+        w.machine->races->proxy_fence(w);
+}
+
+void exec_other_fence(Warp&, const Inst&, u32) {}
 
 void build_fence(Builder& b) {
     if (b.take("proxy")) {
@@ -203,12 +222,12 @@ void build_fence(Builder& b) {
         b.take_any({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});
         if (b.count())
             b.address_extra(b.at(0));
-        return b.emit(exec_fence);
+        return b.emit(kind == "async" ? exec_proxy_fence : exec_other_fence);
     }
     if (b.take("mbarrier_init")) {
         if (!b.take("release") || !b.take("cluster"))
             b.fail("wanted .release.cluster");
-        return b.emit(exec_fence);
+        return b.emit(exec_other_fence);
     }
     bool sc = b.take("sc");
     b.in.mode = take_ordering(b, Order::AcqRel, Scope::None);
@@ -221,8 +240,7 @@ void build_fence(Builder& b) {
 
 void build_membar(Builder& b) {
     if (b.take("proxy")) {
-        b.take_any({"alias", "async"});
-        return b.emit(exec_fence);
+        return b.emit(b.take_of({"alias", "async"}) == "async" ? exec_proxy_fence : exec_other_fence);
     }
     std::string level = b.take_of({"cta", "gl", "sys"});
     if (level.empty())

@@ -17,8 +17,8 @@ u8* matrix_row(Warp& w, const Inst& in, int lane, Access access) {
         if (offset < w.cta->shared.size() && std::memchr(w.cta->written.data() + offset, 0, 16))
             check_initialised(w, p, 16, address);
     }
-    if (w.machine->options.races)
-        note_access(w, in, p, 16, access, lane);
+    if (w.machine->races)
+        note_access(w, 0, p, 16, access);
     return p;
 }
 

@@ -1,6 +1,6 @@
 // The mbarrier instructions.
 #include "mbarrier.hpp"
-#include "ordering.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -54,6 +54,9 @@ void exec_arrive(Warp& w, const Inst& in, u32 m) {
         int i = first_lane(left);
         SharedPlace at = place(w, in, i);
         bool expects = in.mode & kExpect;
+        if (w.machine->races && order_of(in.mode) == Order::Release)
+            w.machine->races->release(
+                w, &mbarrier_info(*at.cta, at.offset), mbarrier_phase(*w.machine, *at.cta, at.offset));
         u32 count = expects || !operand ? 1 : operand[i];
         u64 state = mbarrier_arrive(
             *w.machine, *at.cta, at.offset, count, expects ? static_cast<s32>(operand[i]) : 0, in.mode & kDrop);
@@ -80,8 +83,11 @@ void exec_wait(Warp& w, const Inst& in, u32 m) {
         int i = first_lane(left);
         SharedPlace at = place(w, in, i);
         bool waited = in.mode & kParity ? w.row<u32>(in.b)[i] & 1 : (w.row<u64>(in.b)[i] >> 63) != 0;
-        if (mbarrier_phase(*w.machine, *at.cta, at.offset) != waited)
+        if (mbarrier_phase(*w.machine, *at.cta, at.offset) != waited) {
             passed |= 1u << i;
+            if (w.machine->races && order_of(in.mode) == Order::Acquire)
+                w.machine->races->acquire(w, &mbarrier_info(*at.cta, at.offset), waited);
+        }
     }
     bool is_try = in.mode & kTry, timed_out = w.wait.timed_out;
     if (!passed && is_try && !timed_out) {

@@ -106,7 +106,9 @@ void exec_ld(Warp& w, const Inst& in, u32 m) {
     else
         for (u32 k = 0; k < n; ++k)
             out[k] = w.row<Row>(w.extra(in, k));
-    const bool sign = in.mode & kSignExtend, polls = in.mode & kPolls, races = w.machine->options.races;
+    const bool sign = in.mode & kSignExtend, polls = in.mode & kPolls,
+               races = w.machine->races != nullptr && in.space != Space::Local && in.space != Space::Param &&
+                       in.space != Space::Const;
     Cta& cta = *w.cta;
     u64 hash = 0;
     bool is_shared = false;
@@ -121,7 +123,7 @@ void exec_ld(Warp& w, const Inst& in, u32 m) {
                 check_initialised(w, p, bytes, address);
         }
         if (races)
-            note_access(w, in, p, bytes, Access::Read, i);
+            note_access(w, in.mode, p, bytes, Access::Read);
         T value[16];
         for (u32 k = 0; k < n; ++k)
             std::memcpy(&value[k], p + k * kElement, kElement);
@@ -154,7 +156,8 @@ void exec_st(Warp& w, const Inst& in, u32 m) {
     else
         for (u32 k = 0; k < n; ++k)
             source[k] = w.row<Row>(w.extra(in, k));
-    const bool races = w.machine->options.races;
+    const bool races =
+        w.machine->races != nullptr && in.space != Space::Local && in.space != Space::Param && in.space != Space::Const;
     bool is_shared = false;
     for (u32 left = m; left; left &= left - 1) {
         int i = first_lane(left);
@@ -162,7 +165,7 @@ void exec_st(Warp& w, const Inst& in, u32 m) {
         u8* p = resolve(w, in.space, address, bytes, Access::Write, i);
         is_shared = is_shared_access(in.space, address);
         if (races)
-            note_access(w, in, p, bytes, Access::Write, i);
+            note_access(w, in.mode, p, bytes, Access::Write);
         T value[16];
         for (u32 k = 0; k < n; ++k) {
             if constexpr (sizeof(T) == sizeof(Row))

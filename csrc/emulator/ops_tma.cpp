@@ -141,7 +141,7 @@ void scatter_box(Cta& cta, u32 offset, const Tile& tile, const u8* box) {
         return write_shared(cta, offset, box, tile.bytes);
     for_chunks(offset, tile.bytes, swizzle_of(tile),
         [&](u32 to, u64 from, u64 size) { std::memcpy(cta.shared.data() + to, box + from, size); });
-    std::memset(cta.written.data() + offset, 1, tile.bytes);
+    note_shared_write(cta, offset, tile.bytes);
 }
 
 void read_box(const Cta& cta, u32 offset, const Tile& tile, u8* box) {
@@ -214,6 +214,8 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
         machine.counters.global_read += tile.bytes;
         auto op = new_op(w, "a tensor load");
         op->to_shared = true;
+        for (Cta* cta : targets)
+            note_async(w, *op, cta->shared.data() + to.offset, tile.bytes, true);
         auto box = std::make_shared<std::vector<u8>>(tile.bytes);
         op->read = [=, &machine] { gather_box(machine.memory, tile, box->data()); };
         op->write = [=, &machine] {
@@ -241,6 +243,7 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         machine.counters.global_written += tile.bytes;
         auto op = new_op(w, "a tensor store");
         op->group = open_group(w.bulk_groups, lane);
+        note_async(w, *op, from.cta->shared.data() + from.offset, tile.bytes, false);
         auto box = std::make_shared<std::vector<u8>>(tile.bytes);
         op->read = [=] { read_box(*from.cta, from.offset, tile, box->data()); };
         op->write = [=, &machine] { store_box(machine.memory, tile, box->data(), reduce); };

@@ -1,6 +1,7 @@
 // wgmma: products of a warpgroup. Each warp computes its own 16 rows when it issues the instruction; a group counts as
 // complete for a waiting warp once all four warps have issued it, as the hardware's collective operation does.
 #include "matrix.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -152,6 +153,12 @@ void note_reads(Warp& w, std::vector<u32> reads) {
     for (u32 piece : reads)
         ++cta.readers[piece];
     cta.reader_count += reads.size();
+    if (w.machine->races) {
+        auto stamp = w.machine->races->issue(w);
+        for (u32 piece : reads)
+            w.machine->races->async_access(w, *stamp, cta.shared.data() + piece * 16, 16, false);
+        w.wgmma_stamp = stamp->count;
+    }
     w.wgmma_open.insert(w.wgmma_open.end(), reads.begin(), reads.end());
 }
 
@@ -201,9 +208,33 @@ void exec_commit(Warp& w, const Inst& in, u32 m) {
         return;
     w.wgmma_reads.push_back(std::move(w.wgmma_open));
     w.wgmma_open.clear();
+    w.wgmma_stamps.push_back(w.wgmma_stamp);
     ++w.wgmma_committed;
     ++w.machine->epoch;
     w.machine->wake_all(w.cta->wgmma_waiters);
+}
+
+// `w` has waited: groups before `target` are complete, those of the other warps of its warpgroup as well.
+void complete_groups(Warp& w, Warp& other, u64 target) {
+    Cta& cta = *w.cta;
+    while (other.wgmma_committed - other.wgmma_reads.size() < target && !other.wgmma_reads.empty()) {
+        for (u32 piece : other.wgmma_reads.front())
+            --cta.readers[piece];
+        cta.reader_count -= other.wgmma_reads.front().size();
+        other.wgmma_reads.pop_front();
+    }
+    if (!w.machine->races)
+        return;
+    u64 first = other.wgmma_committed - other.wgmma_stamps.size();
+    u32 stamp = other.wgmma_done_stamp;
+    for (u64 i = 0; i < other.wgmma_stamps.size() && first + i < target; ++i)
+        stamp = std::max(stamp, other.wgmma_stamps[i]);
+    w.machine->races->async_done(w, other.id, stamp, true);
+    if (&w != &other)
+        return;
+    w.wgmma_done_stamp = stamp;
+    while (w.wgmma_committed - w.wgmma_stamps.size() < target && !w.wgmma_stamps.empty())
+        w.wgmma_stamps.pop_front();
 }
 
 void exec_wait(Warp& w, const Inst& in, u32 m) {
@@ -220,12 +251,8 @@ void exec_wait(Warp& w, const Inst& in, u32 m) {
         cta.wgmma_waiters.emplace_back(&w, w.current);
         return w.block("waits for the other warps of its warpgroup to issue wgmma", 0, target);
     }
-    while (w.wgmma_reads.size() > keep) {
-        for (u32 piece : w.wgmma_reads.front())
-            --cta.readers[piece];
-        cta.reader_count -= w.wgmma_reads.front().size();
-        w.wgmma_reads.pop_front();
-    }
+    for (u32 i = w.index / 4 * 4; i < w.index / 4 * 4 + 4 && i < cta.warps.size(); ++i)
+        complete_groups(w, *cta.warps[i], target);
 }
 
 void build_product(Builder& b) {

@@ -1,7 +1,245 @@
-#include "exec.hpp"
+#include "races.hpp"
+
+#include "async.hpp"
+
+#include <algorithm>
 
 namespace deep_gemm_k3::emulator {
 
-void note_access(Warp&, const Inst&, u8*, u32, Access, int) {}
+namespace {
+
+u32 get(const ClockVector& clock, u32 i) {
+    return i < clock.size() ? clock[i] : 0;
+}
+
+void raise(ClockVector& clock, u32 i, u32 value) {
+    if (clock.size() <= i)
+        clock.resize(i + 1, 0);
+    clock[i] = std::max(clock[i], value);
+}
+
+void join_clock(ClockVector& to, const ClockVector& from) {
+    if (to.size() < from.size())
+        to.resize(from.size(), 0);
+    for (size_t i = 0; i < from.size(); ++i)
+        to[i] = std::max(to[i], from[i]);
+}
+
+} // namespace
+
+void Knowledge::join(const Knowledge& other) {
+    join_clock(all, other.all);
+    join_clock(fenced, other.fenced);
+}
+
+Races::State& Races::state(Warp& w) {
+    if (warps_.size() <= w.id)
+        warps_.resize(w.id + 1);
+    State& mine = warps_[w.id];
+    if (!mine.cta) {
+        mine.cta = w.cta;
+        raise(mine.known.all, 3 * w.id, 1);
+    }
+    return mine;
+}
+
+Races::Shadow& Races::shadow(u64 address) {
+    auto& block = shadows_[address / 64];
+    if (!block)
+        block = std::make_unique<Shadow[]>(64);
+    return block[address % 64];
+}
+
+u32 Races::site(Warp& w) {
+    auto [found, is_new] = site_index_.try_emplace({w.program, w.pc}, static_cast<u32>(sites_.size()));
+    if (is_new)
+        sites_.push_back(w.program->where(w.pc ? w.pc - 1 : 0));
+    return found->second;
+}
+
+// Whether threads of `to` lie within the scope as a thread of `from` sees it.
+bool Races::covers(Scope scope, const Cta* from, const Cta* to) const {
+    switch (scope) {
+    case Scope::None:
+        return false;
+    case Scope::Cta:
+        return from == to;
+    case Scope::Cluster:
+        return from->cluster == to->cluster;
+    case Scope::Gpu:
+        return from->launch == to->launch;
+    default:
+        return true;
+    }
+}
+
+bool Races::strong_pair(const Mark& old, const Mark& now) const {
+    const Cta *from = warps_[old.who / 3].cta, *to = warps_[now.who / 3].cta;
+    return covers(old.scope, from, to) && covers(now.scope, to, from);
+}
+
+void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what) {
+    if (old.clock == 0 || old.who == now.who || strong_pair(old, now))
+        return;
+    bool is_ordered = get(known.all, old.who) >= old.clock;
+    if (!is_ordered) {
+        std::string scope =
+            old.scope != Scope::None && now.scope != Scope::None ? " (their scopes do not include each other)" : "";
+        machine_.report_at(w, "race", std::string(what) + " nothing orders" + scope + ", after " + sites_[old.site]);
+        return;
+    }
+    bool crosses = !old.is_async && now.is_async;
+    if (crosses && get(known.fenced, old.who) < old.clock)
+        machine_.report_at(w, "proxy", std::string(what) + " no proxy fence separates, after " + sites_[old.site]);
+}
+
+void Races::touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known) {
+    for (u64 i = 0; i < bytes; ++i) {
+        Shadow& at = shadow(address + i);
+        check(w, at.write, now, known, is_write ? "two writes that" : "a read after a write that");
+        if (is_write) {
+            for (const Mark& old : at.reads) {
+                Mark reader = old;
+                reader.is_async = true; // a proxy fence orders writes; reads need the ordering only
+                check(w, reader, now, known, "a write after a read that");
+            }
+            at.reads.clear();
+            at.write = now;
+            continue;
+        }
+        auto same = std::find_if(at.reads.begin(), at.reads.end(), [&](const Mark& old) { return old.who == now.who; });
+        if (same != at.reads.end())
+            *same = now;
+        else
+            at.reads.push_back(now);
+    }
+}
+
+void Races::access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode) {
+    State& mine = state(w);
+    bool is_strong = order_of(mode) != Order::Weak || kind == Access::Atomic;
+    Mark now{3 * w.id, get(mine.known.all, 3 * w.id), site(w), is_strong ? scope_of(mode) : Scope::None, false};
+    u64 address = reinterpret_cast<u64>(memory);
+    if (is_strong && kind != Access::Write)
+        synchronise(w, memory, Access::Read, mode); // what is acquired orders this access too
+    touch(w, address, bytes, now, kind != Access::Read, mine.known);
+    if (is_strong && kind != Access::Read)
+        synchronise(w, memory, Access::Write, mode);
+}
+
+void Races::synchronise(Warp& w, const u8* memory, Access kind, u16 mode) {
+    State& mine = state(w);
+    Order order = order_of(mode);
+    Scope scope = scope_of(mode);
+    auto& list = releases_[reinterpret_cast<u64>(memory)];
+    if (kind == Access::Read) {
+        bool acquires = order == Order::Acquire || order == Order::AcqRel;
+        for (const Release& entry : list) {
+            bool fits = covers(entry.scope, entry.cta, w.cta) && covers(scope, w.cta, entry.cta);
+            if (fits)
+                (acquires ? mine.known : mine.after_load).join(entry.known);
+        }
+        return;
+    }
+    bool releases = order == Order::Release || order == Order::AcqRel;
+    if (!releases && mine.fence_scope == Scope::None)
+        return;
+    Scope effective = releases ? scope : mine.fence_scope;
+    const Knowledge& what = releases ? mine.known : mine.before_fence;
+    auto same = std::find_if(
+        list.begin(), list.end(), [&](const Release& r) { return r.cta == w.cta && r.scope == effective; });
+    if (same == list.end())
+        list.push_back({effective, w.cta, what});
+    else
+        same->known.join(what);
+    raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
+}
+
+void Races::fence(Warp& w, u16 mode) {
+    State& mine = state(w);
+    mine.known.join(mine.after_load);
+    mine.before_fence = mine.known;
+    mine.fence_scope = std::max(mine.fence_scope, scope_of(mode));
+    raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
+}
+
+void Races::proxy_fence(Warp& w) {
+    State& mine = state(w);
+    join_clock(mine.known.fenced, mine.known.all);
+    raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
+}
+
+std::shared_ptr<AsyncStamp> Races::issue(Warp& w) {
+    State& mine = state(w);
+    auto stamp = std::make_shared<AsyncStamp>();
+    stamp->warp = w.id;
+    stamp->count = ++mine.issued;
+    stamp->at_issue = mine.known;
+    return stamp;
+}
+
+void Races::async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write) {
+    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), Scope::None, true};
+    touch(w, reinterpret_cast<u64>(memory), bytes, now, is_write, stamp.at_issue);
+}
+
+void Races::async_done(Warp& w, u32 of, u32 count, bool reads_only) {
+    State& mine = state(w);
+    raise(mine.known.all, 3 * of + 1, count);
+    if (!reads_only)
+        raise(mine.known.all, 3 * of + 2, count);
+}
+
+void Races::release(Warp& w, const void* object, u64 round) {
+    State& mine = state(w);
+    objects_[{object, round}].join(mine.known);
+    raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
+}
+
+void Races::acquire(Warp& w, const void* object, u64 round) {
+    auto found = objects_.find({object, round});
+    if (found != objects_.end())
+        state(w).known.join(found->second);
+}
+
+void Races::release_async(const AsyncStamp& stamp, const void* object, u64 round) {
+    Knowledge done;
+    raise(done.all, 3 * stamp.warp + 1, stamp.count);
+    raise(done.all, 3 * stamp.warp + 2, stamp.count);
+    objects_[{object, round}].join(done);
+}
+
+void Races::forget_memory(const u8* memory, u64 bytes) {
+    u64 low = reinterpret_cast<u64>(memory);
+    for (u64 block = low / 64; block <= (low + bytes) / 64; ++block) {
+        auto found = shadows_.find(block);
+        for (u64 i = 0; i < 64; ++i) {
+            u64 address = block * 64 + i;
+            if (address < low || address >= low + bytes)
+                continue;
+            if (found != shadows_.end())
+                found->second[i] = Shadow{};
+            if (!releases_.empty())
+                releases_.erase(address);
+        }
+    }
+}
+
+void Races::forget(const void* object, u64 round) {
+    objects_.erase({object, round});
+}
+
+void note_access(Warp& w, u16 mode, u8* p, u32 bytes, Access access) {
+    if (w.machine->races)
+        w.machine->races->access(w, p, bytes, access, mode);
+}
+
+void note_async(Warp& w, AsyncOp& op, const u8* p, u64 bytes, bool is_write) {
+    if (!op.stamp)
+        return;
+    w.machine->races->async_access(w, *op.stamp, p, bytes, is_write);
+    if (op.group)
+        op.group->last_stamp = std::max(op.group->last_stamp, op.stamp->count);
+}
 
 } // namespace deep_gemm_k3::emulator

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "mbarrier.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -65,7 +66,9 @@ void Machine::complete_async(size_t index) {
     std::unique_ptr<AsyncOp> done = std::move(async[index]);
     async.erase(async.begin() + static_cast<std::ptrdiff_t>(index));
     ++epoch;
+    completing = done->stamp;
     done->write();
+    completing = nullptr;
     if (group && --group->pending == 0)
         wake_all(group->waiters);
 }
@@ -187,6 +190,7 @@ void Machine::reset() {
 
 void Machine::run() {
     random.seed(options.seed);
+    races = options.races ? std::make_shared<Races>(*this) : nullptr;
     for (auto& launch : launches)
         admit(*launch);
     u32 rounds = 0;

@@ -7,6 +7,7 @@
 
 #include "device.hpp"
 #include "jit/module.hpp"
+#include "races.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -131,6 +132,10 @@ class Service {
 
     void start_waiting() {
         has_news_ = false;
+        if (running_.empty() && !waiting_.empty()) {
+            machine_.races = machine_.options.races ? std::make_shared<Races>(machine_) : nullptr;
+            machine_.next_warp_id = 0;
+        }
         for (Job* job : waiting_) {
             job->launch = job->pending.get();
             job->launch->rank = static_cast<u32>(running_.size());

@@ -1,0 +1,90 @@
+// Happens-before: vector clocks of warps and of their asynchronous operations, and what they say about every byte.
+//
+// Three components per warp: its own program order (3 * id), the reads of its asynchronous operations (+ 1) and their
+// writes (+ 2). The last two become known to anybody, the warp itself included, only by waiting for the operations.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ordering.hpp"
+
+namespace deep_gemm_k3::emulator {
+
+using ClockVector = std::vector<u32>;
+
+// What a warp knows: `all` is ordered before it; `fenced` also across the generic and the asynchronous proxy.
+struct Knowledge {
+    ClockVector all, fenced;
+    void join(const Knowledge& other);
+};
+
+struct AsyncStamp { // of one asynchronous operation
+    u32 warp = 0, count = 0;
+    Knowledge at_issue;
+};
+
+class Races {
+  public:
+    explicit Races(Machine& machine) : machine_(machine) {}
+
+    void access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode);
+    std::shared_ptr<AsyncStamp> issue(Warp& w);
+    void async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write);
+    void async_done(Warp& w, u32 of, u32 count, bool reads_only); // w has waited for operations up to `count`
+
+    // Barriers, by address and round: arrivals release, those who pass acquire.
+    void release(Warp& w, const void* object, u64 round);
+    void acquire(Warp& w, const void* object, u64 round);
+    void release_async(const AsyncStamp& stamp, const void* object, u64 round);
+    void forget(const void* object, u64 round);
+    void forget_memory(const u8* memory, u64 bytes); // it is about to be freed
+
+    // Strong accesses to memory and fences.
+    void synchronise(Warp& w, const u8* memory, Access kind, u16 mode);
+    void fence(Warp& w, u16 mode);
+    void proxy_fence(Warp& w);
+
+  private:
+    struct Mark {
+        u32 who = 0, clock = 0, site = 0;
+        Scope scope = Scope::None; // None: weak
+        bool is_async = false;
+    };
+    struct Shadow {
+        Mark write;
+        std::vector<Mark> reads;
+    };
+    struct Release {
+        Scope scope;
+        const Cta* cta;
+        Knowledge known;
+    };
+    struct State {
+        Knowledge known, before_fence, after_load;
+        Scope fence_scope = Scope::None;
+        u32 issued = 0;
+        const Cta* cta = nullptr;
+    };
+
+    Machine& machine_;
+    std::unordered_map<u64, std::unique_ptr<Shadow[]>> shadows_; // per 64 bytes of memory
+    std::map<std::pair<const void*, u64>, Knowledge> objects_;
+    std::unordered_map<u64, std::vector<Release>> releases_;
+    std::vector<State> warps_;
+    std::vector<std::string> sites_;
+    std::map<std::pair<const void*, u32>, u32> site_index_;
+
+    State& state(Warp& w);
+    Shadow& shadow(u64 address);
+    u32 site(Warp& w);
+    bool covers(Scope scope, const Cta* from, const Cta* to) const;
+    bool strong_pair(const Mark& old, const Mark& now) const;
+    void check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what);
+    void touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known);
+};
+
+} // namespace deep_gemm_k3::emulator
