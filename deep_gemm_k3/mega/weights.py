@@ -288,6 +288,11 @@ def _canonical_target(target: str | None, device: torch.device) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- public
 def _check_pair(name: str, pair: WeightPair, gated: bool) -> None:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
+        raise TypeError(f"{name}: wanted a pair (weight, sf) of tensors, given {type(pair).__name__}")
+    if odd := [t for t in pair if t.layout != torch.strided or t.device.type not in ("cpu", "cuda")]:
+        given = f"{str(odd[0].layout).removeprefix('torch.')} on {odd[0].device}"
+        raise ValueError(f"{name}: wanted strided tensors in CPU or CUDA memory, given {given}")
     found = identify_target(*pair, name=name)
     if found != CHECKPOINT:
         raise ValueError(f"{name}: wanted weights in checkpoint layout, given weights transformed for {found}")
@@ -349,10 +354,10 @@ def transform_weights_for_mega_moe(
     layouts of this module's head; returns two pairs. Shared: BF16 [2 * I, H] and [H, I], returned as they are.
     ``activation`` ('swiglu' or 'situ') does not change the layout.
 
-    Raises ``TypeError`` for one pair and one matrix; ``ValueError`` for shapes, dtypes and devices that do not fit together, for weights that are transformed
-    already, for float scales (``transform_sf_into_required_layout`` converts them), and for the first scale without exact
-    form on the target, by expert, row and block: outside [2^-124, 2^9] on sm_90a, NaN anywhere. Temporary memory stays
-    below one expert's weights.
+    Raises ``TypeError`` for what is neither two pairs nor two matrices; ``ValueError`` for shapes, dtypes and devices that do
+    not fit together, transformed weights, float scales (``transform_sf_into_required_layout`` converts them), and the first
+    scale without exact form on the target, by expert, row and block: outside [2^-124, 2^9] on sm_90a, NaN anywhere.
+    Temporary memory stays below one expert's weights.
     """
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation: wanted one of {', '.join(_ACTIVATIONS)}, given {activation!r}")
@@ -375,10 +380,8 @@ def _shared_unchanged(l1: torch.Tensor, l2: torch.Tensor) -> tuple[torch.Tensor,
     for name, tensor in (("l1", l1), ("l2", l2)):
         if tensor.dtype != torch.bfloat16 or tensor.dim() != 2:
             raise ValueError(f"{name}: wanted a bfloat16 matrix, given {tensor.dtype} {list(tensor.shape)}")
-    if l1.size(0) != 2 * l2.size(1) or l1.size(1) != l2.size(0):
-        raise ValueError(
-            f"l2: wanted {[l1.size(1), l1.size(0) // 2]} to fit l1 {list(l1.shape)}, given {list(l2.shape)}"
-        )
+    if (wanted := [l1.size(1), l1.size(0) // 2]) != list(l2.shape) or l1.size(0) % 2:
+        raise ValueError(f"l2: wanted {wanted} to fit l1 {list(l1.shape)}, given {list(l2.shape)}")
     return l1, l2
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -264,3 +266,25 @@ def test_scratch_is_below_one_experts_weights(target: str, inter: int, hidden: i
     l1_bytes, l2_bytes = (w.numel() + c.numel() for w, c in (l1, l2))
     peak = peak_bytes(lambda: transform_weights_for_mega_moe(l1, l2, target=target))
     assert peak - l1_bytes < l1_bytes + l2_bytes  # while L1 is packed its result is all there is yet
+
+
+@pytest.mark.parametrize(
+    ("l1", "error", "given"),
+    [
+        (None, TypeError, "l1: wanted a pair (weight, sf) of tensors, given NoneType"),
+        (
+            (torch.zeros(1, 256, 64, dtype=torch.uint8),),
+            TypeError,
+            "l1: wanted a pair (weight, sf) of tensors, given tuple",
+        ),
+        ("meta", ValueError, "l1: wanted strided tensors in CPU or CUDA memory, given strided on meta"),
+        ("sparse", ValueError, "l1: wanted strided tensors in CPU or CUDA memory, given sparse_coo on cpu"),
+    ],
+)
+def test_what_is_no_pair_of_plain_tensors_is_named(l1: Any, error: type[Exception], given: str) -> None:
+    pair = torch.ones(1, 256, 64, dtype=torch.uint8), torch.full((1, 256, 4), 127, dtype=torch.uint8)
+    l2 = torch.ones(1, 128, 64, dtype=torch.uint8), torch.full((1, 128, 4), 127, dtype=torch.uint8)
+    if isinstance(l1, str):
+        l1 = tuple(t.to("meta") if l1 == "meta" else t.to_sparse() for t in pair)
+    with pytest.raises(error, match=re.escape(given)):
+        transform_weights_for_mega_moe(l1, l2)
