@@ -346,3 +346,30 @@ def test_the_path_taken_is_logged_once_per_signature(caplog: pytest.LogCaptureFi
         rank.routed()
     lines = [record.getMessage() for record in caplog.records if "computed by the oracle:" in record.getMessage()]
     assert len(lines) == 1 and "fp8_fp4_mega_moe" in lines[0]
+
+
+@pytest.mark.parametrize(("ranks", "width"), [(2, 384), (8, 384), (16, 896)])
+@pytest.mark.parametrize("mode", ["rs", "sp_rs"])
+def test_publication_where_a_shard_is_no_whole_number_of_tiles(mode: str, ranks: int, width: int) -> None:
+    """A tile is 128 columns; shards are 192, 48 and 56. What arrives is what the dense call of each source wrote."""
+    shape = small(ranks, shared_hidden=width, shared_tokens=2 * ranks)
+    given = make_world(shape, 3, target="sm_90a")
+    publish = getattr(dg, f"fp8_fp4_mega_moe_bf16_shared_{mode}")
+
+    def body(group: LocalRank) -> tuple[torch.Tensor, torch.Tensor]:
+        rank = Rank(group, given[group.rank], shape)
+        rank.dense()
+        place = dg.PublicationWorkspace(rank.buffer, mode, 2 * ranks, width)
+        s = rank.given.shared
+        assert s is not None
+        publish(
+            rank.y, rank.given.l1, rank.given.l2, s.x, s.l1, s.l2, s.rms_weight, 1e-5, place.workspace, place.flags,
+            place.peer_ptrs, rank.buffer, **SITU,
+        )  # fmt: skip
+        return rank.shared_y.clone(), place.workspace[0].clone()
+
+    with local_world(ranks) as world:
+        results = world.run(body)
+    for source, (dense, _) in enumerate(results):
+        arrived = [workspace[:, source] for _, workspace in results]
+        assert torch.equal(torch.cat(arrived, dim=1 if mode == "rs" else 0), dense)
