@@ -109,6 +109,11 @@ def _seconds(name: str, default: float, meaning: str) -> Variable[float]:
 
 CACHE_DIR = _path("DGK3_CACHE_DIR", "Where compiled kernels are kept.", "the user's cache directory")
 CPU_TARGET = _choice("DGK3_CPU_TARGET", ("sm_90a", "sm_100a"), "The architecture that stands behind CPU tensors.")
+EMULATOR_SEED = _count("DGK3_EMULATOR_SEED", 0, "Schedule of the emulator behind CPU tensors.")
+EMULATOR_ADVERSARY = _choice(
+    "DGK3_EMULATOR_ADVERSARY", ("random", "earliest", "latest"), "When asynchronous work completes in the emulator."
+)
+EMULATOR_RACES = _flag("DGK3_EMULATOR_RACES", "Looks for data races in the emulator behind CPU tensors.")
 COMPILER = _choice("DGK3_COMPILER", ("nvrtc", "nvcc"), "What compiles kernels at run time.")
 COMPILE_WORKERS = _count("DGK3_COMPILE_WORKERS", 0, "Processes that compile in a warm-up.", "0: one per core")
 KEEP_SOURCES = _flag("DGK3_KEEP_SOURCES", "Keeps generated sources and compiler logs beside the cached kernels.")

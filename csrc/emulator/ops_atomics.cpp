@@ -88,6 +88,22 @@ u64 read_row(Warp& w, Ref ref, int lane, u32 size) {
     return size == 8 ? w.row<u64>(ref)[lane] : w.row<u32>(ref)[lane];
 }
 
+// One step that other processes cannot come between: f(old, mask of the size) replaces what lies at p; returns the old.
+template <class T, class F>
+u64 update_typed(u8* p, F f) {
+    T* place = reinterpret_cast<T*>(p);
+    T old = __atomic_load_n(place, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(
+        place, &old, static_cast<T>(f(old, static_cast<T>(~T{0}))), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+
+template <class F>
+u64 update(u8* p, u32 size, F f) {
+    return size == 8 ? update_typed<u64>(p, f) : size == 4 ? update_typed<u32>(p, f) : update_typed<u16>(p, f);
+}
+
 // imm holds the offset; n vector elements; mode as for loads; extras: op, type, returns, then rows (d.., b.., c)
 void exec_atomic(Warp& w, const Inst& in, u32 m) {
     AtomicOp op = static_cast<AtomicOp>(w.extra(in, 0));
@@ -103,15 +119,13 @@ void exec_atomic(Warp& w, const Inst& in, u32 m) {
         if (w.machine->races)
             note_access(w, in.mode, p, bytes, Access::Atomic);
         for (u32 k = 0; k < n; ++k) {
-            u64 old = 0;
-            std::memcpy(&old, p + k * size, size);
             u64 value = read_row(w, w.extra(in, at + k), i, size);
-            u64 fresh = op == kCas ? (old == (size < 8 ? value & ((u64{1} << (8 * size)) - 1) : value)
-                                             ? read_row(w, w.extra(in, at + n), i, size)
-                                             : old)
-                                   : apply(op, type, old, value);
-            std::memcpy(p + k * size, &fresh, size);
-            changed |= std::memcmp(&fresh, &old, size) != 0;
+            u64 swap = op == kCas ? read_row(w, w.extra(in, at + n), i, size) : 0, fresh = 0;
+            u64 old = update(p + k * size, size, [&](u64 now, u64 mask) {
+                fresh = op != kCas ? apply(op, type, now, value) : now == (value & mask) ? swap : now;
+                return fresh &= mask;
+            });
+            changed |= fresh != old;
             hash = hash * 0x9e3779b97f4a7c15ull + old + address;
             if (!returns)
                 continue;

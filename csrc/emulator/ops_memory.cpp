@@ -125,8 +125,12 @@ void exec_ld(Warp& w, const Inst& in, u32 m) {
         if (races)
             note_access(w, in.mode, p, bytes, Access::Read);
         T value[16];
-        for (u32 k = 0; k < n; ++k)
-            std::memcpy(&value[k], p + k * kElement, kElement);
+        if (n == 1)
+            std::memcpy(value, p, kElement);
+        else if (bytes == 16)
+            std::memcpy(value, p, 16); // one access: flags may travel with the data
+        else
+            std::memcpy(value, p, bytes);
         for (u32 k = 0; k < n; ++k)
             out[k][i] = extend<T, Row>(value[k], sign);
         if (polls) {
@@ -173,7 +177,12 @@ void exec_st(Warp& w, const Inst& in, u32 m) {
             else
                 value[k] = static_cast<T>(source[k][i]);
         }
-        std::memcpy(p, value, bytes);
+        if (n == 1)
+            std::memcpy(p, value, kElement);
+        else if (bytes == 16)
+            std::memcpy(p, value, 16);
+        else
+            std::memcpy(p, value, bytes);
     }
     if (in.space == Space::Local || in.space == Space::Param)
         return;

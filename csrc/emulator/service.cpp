@@ -68,8 +68,7 @@ class Service {
 
     void configure(const Options& options) {
         const std::lock_guard lock(mutex_);
-        machine_.options = options;
-        machine_.random.seed(options.seed);
+        chosen_ = std::make_unique<Options>(options);
     }
 
     std::string report() {
@@ -92,6 +91,7 @@ class Service {
     std::vector<std::unique_ptr<Kernel>> kernels_;
     std::vector<Job*> waiting_, running_;
     Machine machine_{Options{}};
+    std::unique_ptr<Options> chosen_; // taken over when nothing runs
 
     std::unique_ptr<Launch> make(Kernel& kernel, const jit::LaunchRequest& request) {
         LaunchArguments a;
@@ -133,6 +133,11 @@ class Service {
     void start_waiting() {
         has_news_ = false;
         if (running_.empty() && !waiting_.empty()) {
+            if (chosen_) {
+                machine_.options = *chosen_;
+                machine_.random.seed(chosen_->seed);
+                chosen_ = nullptr;
+            }
             machine_.races = machine_.options.races ? std::make_shared<Races>(machine_) : nullptr;
             machine_.next_warp_id = 0;
         }

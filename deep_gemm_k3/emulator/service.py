@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from deep_gemm_k3 import envs
 from deep_gemm_k3.emulator._library import library
 from deep_gemm_k3.emulator.device import ADVERSARIES
 
@@ -18,6 +19,13 @@ def configure(seed: int = 0, adversary: str = "random", race_detection: bool = F
     if adversary not in ADVERSARIES:
         raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
     library().emulator_service_configure(seed, ADVERSARIES.index(adversary), int(race_detection), quantum)
+
+
+def apply_environment() -> None:
+    """Follows DGK3_EMULATOR_SEED, DGK3_EMULATOR_ADVERSARY and DGK3_EMULATOR_RACES where one of them is set."""
+    knobs = (envs.EMULATOR_SEED, envs.EMULATOR_ADVERSARY, envs.EMULATOR_RACES)
+    if any(knob.is_set() for knob in knobs):
+        configure(envs.EMULATOR_SEED.get(), envs.EMULATOR_ADVERSARY.get(), envs.EMULATOR_RACES.get())
 
 
 def report() -> dict[str, Any]:

@@ -198,6 +198,10 @@ def load_kernel(place: str, target: str, literal: str, traced: bool = False) -> 
     """Compile and load one config into one place (``emulator`` or ``null``)."""
     from ..jit.kernel import default_store
 
+    if place == "emulator":
+        from ..emulator.service import apply_environment
+
+        apply_environment()
     default_store().load(_source(target, literal, traced), place, ops().params_bytes())
 
 
