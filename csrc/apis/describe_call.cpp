@@ -15,7 +15,7 @@ using checks::Dtype;
 using checks::TensorView;
 
 Dtype dtype_named(const std::string& name) {
-    for (int i = 0; i <= static_cast<int>(Dtype::kFloat64); ++i)
+    for (int i = 0; i < static_cast<int>(Dtype::kNumDtypes); ++i)
         if (name == checks::dtype_name(static_cast<Dtype>(i)))
             return static_cast<Dtype>(i);
     return Dtype::kOther;

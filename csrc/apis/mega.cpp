@@ -34,7 +34,11 @@ Dtype dtype_of(int32_t code) {
         {aoti_torch_dtype_int8(), Dtype::kInt8}, {aoti_torch_dtype_int32(), Dtype::kInt32},
         {aoti_torch_dtype_int64(), Dtype::kInt64}, {aoti_torch_dtype_float32(), Dtype::kFloat32},
         {aoti_torch_dtype_float8_e4m3fn(), Dtype::kFloat8E4M3}, {aoti_torch_dtype_float16(), Dtype::kFloat16},
-        {aoti_torch_dtype_float64(), Dtype::kFloat64}};
+        {aoti_torch_dtype_float64(), Dtype::kFloat64}, {aoti_torch_dtype_bool(), Dtype::kBool},
+        {aoti_torch_dtype_int16(), Dtype::kInt16}, {aoti_torch_dtype_uint16(), Dtype::kUint16},
+        {aoti_torch_dtype_uint32(), Dtype::kUint32}, {aoti_torch_dtype_uint64(), Dtype::kUint64},
+        {aoti_torch_dtype_complex64(), Dtype::kComplex64}, {aoti_torch_dtype_complex128(), Dtype::kComplex128},
+        {aoti_torch_dtype_float8_e5m2(), Dtype::kFloat8E5M2}};
     for (const auto& entry : kTable)
         if (entry.code == code)
             return entry.dtype;

@@ -48,7 +48,16 @@ enum class Dtype : int {
     kBFloat16,
     kFloat8E4M3,
     kFloat16,
-    kFloat64
+    kFloat64,
+    kBool,
+    kInt16,
+    kUint16,
+    kUint32,
+    kUint64,
+    kComplex64,
+    kComplex128,
+    kFloat8E5M2,
+    kNumDtypes
 };
 const char* dtype_name(Dtype dtype);
 int64_t dtype_bytes(Dtype dtype);

@@ -3,6 +3,7 @@
 #include "tables.hpp"
 #include "utils/json.hpp"
 
+#include <iterator>
 #include <stdexcept>
 
 namespace deep_gemm_k3::checks {
@@ -187,12 +188,15 @@ const char* entry_name(Entry entry) {
 
 const char* dtype_name(Dtype dtype) {
     constexpr const char* kNames[] = {"another dtype", "uint8", "int8", "int32", "int64", "float32", "bfloat16",
-        "float8_e4m3fn", "float16", "float64"};
+        "float8_e4m3fn", "float16", "float64", "bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128",
+        "float8_e5m2"};
+    static_assert(std::size(kNames) == static_cast<size_t>(Dtype::kNumDtypes));
     return kNames[static_cast<int>(dtype)];
 }
 
 int64_t dtype_bytes(Dtype dtype) {
-    constexpr int64_t kBytes[] = {1, 1, 1, 4, 8, 4, 2, 1, 2, 8};
+    constexpr int64_t kBytes[] = {1, 1, 1, 4, 8, 4, 2, 1, 2, 8, 1, 2, 2, 4, 8, 8, 16, 1};
+    static_assert(std::size(kBytes) == static_cast<size_t>(Dtype::kNumDtypes));
     return kBytes[static_cast<int>(dtype)];
 }
 

@@ -251,6 +251,19 @@ def test_tensors_without_a_use_are_refused(name: str) -> None:
             assert found["wanted"].startswith("None")
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.float64, torch.complex64,
+     torch.complex128, torch.float8_e5m2],
+    ids=str,
+)  # fmt: skip
+def test_the_dtype_that_was_given_is_named(dtype: torch.dtype) -> None:
+    call = Call(EVERY[0])
+    call["y"] = torch.zeros(call["y"].shape, dtype=dtype)
+    found = expect(call, "y.dtype")
+    assert str(dtype).removeprefix("torch.") in found["given"]
+
+
 # ------------------------------------------------------------------------------- what can only be described, not allocated
 def described(call: Call) -> dict[str, Any]:
     """The call in the form that the operator ``check_call`` takes."""
