@@ -96,9 +96,4 @@ inline void operands_ternary(Builder& b, Type type) {
     b.use(&Inst::c, b.at(3), type);
 }
 
-template <class T>
-constexpr T lowest_of() {
-    return std::is_signed_v<T> ? static_cast<T>(u64{1} << (8 * sizeof(T) - 1)) : T{0};
-}
-
 } // namespace deep_gemm_k3::emulator

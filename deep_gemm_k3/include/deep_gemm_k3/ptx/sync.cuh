@@ -49,12 +49,6 @@ __device__ __forceinline__ void decrease_registers() {
 __device__ __forceinline__ void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-__device__ __forceinline__ void fence_acq_rel_sys() {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-__device__ __forceinline__ void fence_acq_rel_gpu() {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
 __device__ __forceinline__ uint64_t global_timer() {
     uint64_t t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
