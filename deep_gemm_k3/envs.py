@@ -132,6 +132,15 @@ def table() -> tuple[Variable[object], ...]:
     return tuple(_table)
 
 
+# Nothing in the package uses NVLink multicast, and where machines share a switch its set-up can disturb others.
+_NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def disable_multicast() -> None:
+    """Keep torch and NCCL from setting up NVLink multicast in this process; to be called before CUDA starts."""
+    os.environ.update(_NO_MULTICAST)
+
+
 def child_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """The environment for a child process; a value of None removes the variable."""
     environment = dict(os.environ)
