@@ -9,20 +9,21 @@ A :class:`Session` keeps the ranks' threads and buffers for many calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
+from ..mega.group import Group
 from ..mega.local_world import LocalRank, local_world
 from ..mega.publication import PublicationWorkspace
 from ..mega.weights import logical_shape
 from . import metrics, oracle
 from .data import WorldShape
 from .oracle import Options
-from .world import RankInput, mega_moe_reference
+from .world import RankInput, RankOutput, mega_moe_reference
 
 T = TypeVar("T")
 
@@ -56,6 +57,15 @@ class RankResult:
     generation: int = 0
 
 
+def make_buffer(group: object, shape: WorldShape, **options: Any) -> SymmBuffer:
+    """One rank's buffer for calls of at most ``shape.tokens`` and ``shape.shared_tokens``. Collective."""
+    if shape.shared_tokens is not None:
+        options["bf16_shared_intermediate_hidden"] = shape.shared_intermediate
+        options.setdefault("num_max_shared_tokens", max(shape.shared_tokens, 1))
+    widths = (shape.experts, max(1, *shape.tokens, 0), shape.topk, shape.hidden, shape.intermediate)
+    return get_symm_buffer_for_mega_moe(group, *widths, **options)
+
+
 class Session:
     """The threads and buffers of a local world, kept for many calls. ``shape.tokens`` and ``shape.shared_tokens`` are the
     most that a call may bring; further ``options`` are those of the buffer."""
@@ -63,16 +73,11 @@ class Session:
     def __init__(self, shape: WorldShape, *, device: str | torch.device, **options: Any) -> None:
         self.shape, self.device = shape, torch.device(device)
         self._options = {"device": self.device, "timeout_s": 60.0, **options}
-        if shape.shared_tokens is not None:
-            self._options["bf16_shared_intermediate_hidden"] = shape.shared_intermediate
-            self._options.setdefault("num_max_shared_tokens", max(shape.shared_tokens, 1))
         self._world = local_world(shape.ranks)
         self.buffers: list[SymmBuffer] = self._world.run(self._make)
 
     def _make(self, group: LocalRank) -> SymmBuffer:
-        s = self.shape
-        widths = (s.experts, max(1, *s.tokens, 0), s.topk, s.hidden, s.intermediate)
-        return get_symm_buffer_for_mega_moe(group, *widths, **self._options)
+        return make_buffer(group, self.shape, **self._options)
 
     def run(self, body: Callable[[LocalRank, SymmBuffer], T], timeout_s: float = 120.0) -> list[T]:
         """``body(group, buffer)`` for every rank, in its thread; what this thread has queued on the device is done."""
@@ -167,6 +172,27 @@ def _buffer(group: Any, ranks: Sequence[RankInput], how: RunOptions) -> SymmBuff
     return get_symm_buffer_for_mega_moe(group, experts * len(ranks), tokens, topk, hidden, two_inter // 2, **options)
 
 
+def run_rank(
+    group: Group, buffer: SymmBuffer, given: RankInput, options: Options, mode: str, how: RunOptions
+) -> RankResult:
+    """One rank's part of `run_world`: fill, call ``how.calls`` times, all ranks coming together around each call."""
+    rank = RankCall(buffer, given, options, mode, how)
+    try:
+        rank.fill()
+        for number in range(how.calls):
+            if number and rank.published is not None:
+                rank.published.rotate()
+                rank.generation = number % rank.published.num_generations
+            rank.settle()
+            group.barrier("testing: before a call")
+            rank.call()
+            rank.settle()
+            group.barrier("testing: after a call")
+        return rank.result()
+    finally:
+        rank.destroy()
+
+
 def run_world(
     ranks: Sequence[RankInput],
     options: Options,
@@ -184,21 +210,7 @@ def run_world(
     chosen = how or RunOptions()
 
     def one(group: Any, buffer: SymmBuffer) -> RankResult:
-        rank = RankCall(buffer, ranks[group.rank], options, mode, chosen)
-        try:
-            rank.fill()
-            for number in range(chosen.calls):
-                if number and rank.published is not None:
-                    rank.published.rotate()
-                    rank.generation = number % rank.published.num_generations
-                rank.settle()
-                group.barrier("testing: before a call")
-                rank.call()
-                rank.settle()
-                group.barrier("testing: after a call")
-            return rank.result()
-        finally:
-            rank.destroy()
+        return run_rank(group, buffer, ranks[group.rank], options, mode, chosen)
 
     def alone(group: Any) -> RankResult:
         buffer = _buffer(group, ranks, chosen)
@@ -234,20 +246,12 @@ def check_world(
     asked = [replace(rank, shared=rank.shared if mode != "routed" else None) for rank in ranks]
     expected = mega_moe_reference(asked, options)
     for rank, (got, want) in enumerate(zip(results, expected, strict=True)):
-        name = f"{mode}, rank {rank}"
-        if bitwise and mode == "routed":
-            metrics.assert_bitwise(got.y, want.y, f"{name}: y")
-        metrics.assert_close(got.y, want.y, f"{name}: y")
-        assert torch.equal(got.stats, chosen.calls * want.counts), f"{name}: statistics {got.stats} {want.counts}"
-        if got.shared_y is not None and want.shared_y is not None:
-            if bitwise:
-                metrics.assert_bitwise(got.shared_y, want.shared_y, f"{name}: shared_y")
-            metrics.assert_close(got.shared_y, want.shared_y, f"{name}: shared_y")
+        check_rank(got, want, f"{mode}, rank {rank}", chosen.calls, bitwise)
     if mode in ("rs", "sp_rs") and bitwise:
-        _check_published([one.shared_y for one in expected], mode, chosen, results)
+        check_published([one.shared_y for one in expected], mode, chosen.calls, dict(enumerate(results)))
     elif mode in ("rs", "sp_rs"):
         dense = run_world(ranks, options, "dense", replace(chosen, calls=1), session)
-        _check_published([one.shared_y for one in dense], mode, chosen, results)
+        check_published([one.shared_y for one in dense], mode, chosen.calls, dict(enumerate(results)))
         for rank, (got, also) in enumerate(zip(results, dense, strict=True)):
             metrics.assert_bitwise(got.y, also.y, f"{mode}: y of rank {rank} against dense")
             shared_y = expected[rank].shared_y
@@ -256,18 +260,31 @@ def check_world(
     return results
 
 
-def _check_published(
-    shared: Sequence[torch.Tensor | None], mode: str, how: RunOptions, results: Sequence[RankResult]
+def check_rank(got: RankResult, want: RankOutput, name: str, calls: int, bitwise: bool) -> None:
+    """One rank's y, statistics and dense output against the oracle's; see `check_world`."""
+    if bitwise and got.shared_y is None and got.workspace is None:
+        metrics.assert_bitwise(got.y, want.y, f"{name}: y")
+    metrics.assert_close(got.y, want.y, f"{name}: y")
+    assert torch.equal(got.stats, calls * want.counts), f"{name}: statistics {got.stats} {want.counts}"
+    if got.shared_y is not None and want.shared_y is not None:
+        if bitwise:
+            metrics.assert_bitwise(got.shared_y, want.shared_y, f"{name}: shared_y")
+        metrics.assert_close(got.shared_y, want.shared_y, f"{name}: shared_y")
+
+
+def check_published(
+    shared: Sequence[torch.Tensor | None], mode: str, calls: int, results: Mapping[int, RankResult]
 ) -> None:
-    """``shared``: every rank's dense output."""
+    """The whole workspaces of some ranks after ``calls`` calls, bit for bit. ``shared``: every rank's dense output."""
     publish = oracle.publish_rs if mode == "rs" else oracle.publish_sp_rs
-    wanted = [torch.full_like(r.workspace, float("nan")) for r in results if r.workspace is not None]
-    first = max(0, how.calls - wanted[0].size(0))
-    for number in range(first, how.calls):
+    like = next(iter(results.values())).workspace
+    assert like is not None
+    wanted = [torch.full_like(like, float("nan")) for _ in shared]
+    for number in range(max(0, calls - like.size(0)), calls):
         views = [w[number % w.size(0)] for w in wanted]
         for source, shared_y in enumerate(shared):
             assert shared_y is not None
             publish(shared_y, views, source)
-    for rank, (got, want) in enumerate(zip(results, wanted, strict=True)):
+    for rank, got in results.items():
         assert got.workspace is not None
-        metrics.assert_bitwise(got.workspace, want, f"{mode}: workspace of rank {rank}")
+        metrics.assert_bitwise(got.workspace, wanted[rank], f"{mode}: workspace of rank {rank}")

@@ -20,7 +20,7 @@ from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RankCall, RankResult, RunOptions, Session, check_world, run_world
 from deep_gemm_k3.testing.world import RankInput
 
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 TARGET = "sm_90a"
 OUTPUTS = {"routed": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 
@@ -58,6 +58,8 @@ DENSE, RS, SP_RS = (Signature(mode, SITU) for mode in ("dense", "rs", "sp_rs"))
 
 class Family:
     """Calls of one shape: ``shape.tokens`` is the capacity of the ranks, ``shape.shared_tokens`` that of the shared expert."""
+
+    ranks_on_a_device: int | None = None  # None: all of them
 
     def __init__(self, shape: WorldShape, *signatures: Signature, **buffer_options: Any) -> None:
         self.shape, self.signatures = shape, signatures
@@ -149,11 +151,12 @@ class Family:
         """What the host library is asked for all configs of, one for each signature."""
         s, options = self.shape, self._buffer_options
         sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE.type == "cuda" else 132
+        sharing = self.ranks_on_a_device or s.ranks
         common = {
             "num_ranks": s.ranks, "num_experts": s.experts, "num_topk": s.topk, "hidden": s.hidden,
             "intermediate_hidden": s.intermediate, "num_max_tokens_per_rank": -(-max(1, *s.tokens, 0) // 384) * 384,
-            "target": TARGET, "num_sms": options.get("num_sms") or sms // s.ranks, "has_statistics": True,
-            "whole_device": s.ranks == 1 and "num_sms" not in options,
+            "target": TARGET, "num_sms": options.get("num_sms") or sms // sharing, "has_statistics": True,
+            "whole_device": sharing == 1 and "num_sms" not in options,
         }  # fmt: skip
         shared_limit = common["num_max_tokens_per_rank"] if s.shared_tokens is None else max(s.shared_tokens, 1)
         common["num_max_shared_tokens"] = shared_limit
