@@ -8,7 +8,7 @@ import pytest
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
-from deep_gemm_k3.jit.ptx import argument_bytes, families
+from deep_gemm_k3.jit.ptx import argument_bytes, families, opcodes
 from deep_gemm_k3.mega.plan import KERNELS
 
 SMALL = {
@@ -45,3 +45,9 @@ def test_kernel_fits_its_registers_and_multiplies_with_wgmma(mega: Artefact) -> 
 def test_no_trap_is_compiled_in(mega: Artefact) -> None:
     """An abort ends the kernel in an orderly way; a trap would destroy the context of every rank on the device."""
     assert "trap" not in families(mega.ptx)
+
+
+def test_words_that_carry_their_epoch_are_read_whole(mega: Artefact) -> None:
+    """The assembler narrows relaxed 16-byte loads to the parts that are used, volatile ones it leaves whole."""
+    loads = [opcode for opcode in opcodes(mega.ptx) if opcode.startswith("ld.") and opcode.endswith("b128")]
+    assert loads == ["ld.volatile.global.b128"]

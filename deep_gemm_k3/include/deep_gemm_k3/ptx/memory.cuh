@@ -23,10 +23,12 @@ __device__ __forceinline__ uint32_t load_acquire_gpu(const void* p) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-// 16 bytes that arrive together: single-copy atomic, so a word may carry data and its own epoch.
+// 16 bytes that arrive together: single-copy atomic, so a word may carry data and its own epoch. Volatile, which orders
+// like relaxed.sys: ptxas 13.0 narrows an ld.relaxed.b128 to the components that are used, as separate loads, and then
+// the data may be older than the epoch that vouches for it.
 __device__ __forceinline__ Word16 load_relaxed_sys_b128(const void* p) {
     uint64_t low, high;
-    asm volatile("{\n.reg .b128 t;\nld.relaxed.sys.global.b128 t, [%2];\nmov.b128 {%0, %1}, t;\n}"
+    asm volatile("{\n.reg .b128 t;\nld.volatile.global.b128 t, [%2];\nmov.b128 {%0, %1}, t;\n}"
         : "=l"(low), "=l"(high)
         : "l"(p)
         : "memory");
