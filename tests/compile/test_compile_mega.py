@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import struct
 
 import pytest
 
@@ -47,7 +49,31 @@ def test_no_trap_is_compiled_in(mega: Artefact) -> None:
     assert "trap" not in families(mega.ptx)
 
 
+def _strong_loads(cubin: bytes) -> list[int]:
+    """Widths in bits of the loads at system scope in an sm_90 cubin. An instruction is 128 bits: the low 12 bits of the
+    first half say LDG (0x981); of the second half, bits 9 to 11 hold the width (4, 5, 6: 32, 64, 128 bits) and bits 12
+    to 20 the order and scope (0x1F5: strong, system)."""
+    section_offset = struct.unpack_from("<Q", cubin, 40)[0]
+    size, count = struct.unpack_from("<HH", cubin, 58)
+    widths = []
+    for i in range(count):
+        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, section_offset + i * size)
+        if kind != 1 or not flags & 4:  # PROGBITS that are executable
+            continue
+        for at in range(begin, begin + length, 16):
+            low, high = struct.unpack_from("<QQ", cubin, at)
+            if low & 0xFFF == 0x981 and high >> 12 & 0x1FF == 0x1F5:
+                widths.append(1 << (high >> 9 & 7) + 1)
+    return widths
+
+
 def test_words_that_carry_their_epoch_are_read_whole(mega: Artefact) -> None:
     """The assembler narrows relaxed 16-byte loads to the parts that are used, volatile ones it leaves whole."""
     loads = [opcode for opcode in opcodes(mega.ptx) if opcode.startswith("ld.") and opcode.endswith("b128")]
     assert loads == ["ld.volatile.global.b128"]
+
+
+def test_such_words_are_whole_in_the_machine_code_too(mega: Artefact) -> None:
+    vectors = len(re.findall(r"ld\.(?:volatile|relaxed\.sys)\.global\.(?:v4\.u32|b128)", mega.ptx))
+    assert vectors >= 8
+    assert _strong_loads(mega.cubin).count(128) >= vectors
