@@ -1,8 +1,9 @@
 """What the fused call replaces, as separate operations of torch: the unfused parts, timed in the same run.
 
-The shared expert by cuBLAS, the routed experts by torch's grouped GEMM on BF16 weights (the library has none for MXFP4),
-the norm, and a copy of the shared output for what publication replaces. Data are random; each part's result is compared
-with a plain product before its time counts.
+The routed experts by torch's grouped GEMM on BF16 weights (the library has none for MXFP4) with the gather, the gating and
+the sum over slots around them, the norm, the shared expert by cuBLAS, and for what publication replaces a copy of the
+shared output, or between devices NCCL's reduce-scatter. Data are random and weights rotate where they would stay in a
+cache; each product is compared with a plain one before its time counts.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..testing.world import SharedInput
 from .data import DeviceDraws
-from .timing import timer
-from .work import Shape
+from .measure import Effort
+from .timing import repeated, timer
+from .work import Shape, work
 
 _TOLERANCE = 2e-2  # BF16 results of two orders of summation
+_COLD_BYTES = 320 << 20
+
+Parts = dict[str, float]
 
 
 def situ(gate_up: torch.Tensor) -> torch.Tensor:
@@ -33,111 +37,142 @@ def _close(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
         raise RuntimeError(f"baseline {name}: wanted a relative error below {_TOLERANCE}, given {error:.3g}")
 
 
-def _time(call: Callable[[int], None], calls: int, replays: int, device: torch.device) -> float:
-    call(0)
-    timed = timer(call, calls, device)
-    timed.prepare()
-    return timed.graph(replays).median
-
-
 class Baselines:
-    """The parts for one device; ``grouped`` weights (BF16, 15 times 512 MB at K3's 112 experts) are made once."""
+    """The parts for one device, at the widths of ``shape``; ``effort`` says how much is timed.
 
-    def __init__(self, shape: Shape, device: torch.device, calls: int = 20, replays: int = 5) -> None:
-        self.shape, self.device, self.calls, self.replays = shape, device, calls, replays
+    BF16 weights of all experts (7.4 GB at K3's 112) are made once, when first needed.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, effort: Effort) -> None:
+        self.shape, self.device, self.effort = shape, device, effort
         self._grouped: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._shared: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._product: Any = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
-    def _run(self, call: Callable[[int], None]) -> float:
-        return _time(call, self.calls, self.replays, self.device)
+    def all(self, shape: Shape, topk_idx: torch.Tensor) -> Parts:
+        """Every part of a call of ``shape`` whose tokens chose ``topk_idx``, and their sums."""
+        floor = work(shape, shape.experts, topk_idx.numel()).floor_us
+        calls = self.effort.calls_of(2 * floor)
+        parts = {**self.routed(topk_idx, calls), **self.norm(shape.tokens, calls)}
+        parts |= self.shared(shape.shared_tokens, calls)
+        gemms = [parts.get(name) for name in ("grouped_gemms_us", "shared_gemms_us") if name in parts]
+        if "grouped_gemms_us" in parts:
+            parts["gemms_sum_us"] = sum(g for g in gemms if g is not None)
+            around = ("gather_us", "gating_us", "slots_us", "norm_us", "shared_gating_us")
+            parts["sum_us"] = parts["gemms_sum_us"] + sum(parts.get(name, 0.0) for name in around)
+        return parts
 
-    def shared(self, shared: list[SharedInput]) -> dict[str, float]:
-        """The shared expert's two GEMMs alone, and with the activation between them; weights rotate."""
-        if not shared:
+    def _time(self, call: Callable[[int], Any], calls: int) -> float:
+        call(0)
+        timed = timer(call, calls, self.device)
+        timed.prepare()
+        return repeated(timed, self.effort.replays).median
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=self.device)
+
+    # ------------------------------------------------------------------------------------------------- shared expert
+    def _shared_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        s = self.shape
+        if not self._shared:
+            one = 6 * s.shared_hidden * s.shared_intermediate  # bytes
+            g = DeviceDraws(self.device, 8)
+            for _ in range(max(2, min(16, -(-_COLD_BYTES // one)))):
+                l1 = g.normal(2 * s.shared_intermediate, s.shared_hidden, scale=0.03)
+                self._shared.append((l1, g.normal(s.shared_hidden, s.shared_intermediate, scale=0.03)))
+        return self._shared
+
+    def shared(self, rows: int, calls: int) -> Parts:
+        """The shared expert: its two GEMMs, the cheapest gating (one product), and both with SiTU as eager torch has it."""
+        if not rows:
             return {}
-        rows, width = shared[0].x.shape
-        inter = shared[0].l2.size(1)
-        gate_up = torch.empty(rows, 2 * inter, dtype=torch.bfloat16, device=self.device)
-        hidden = torch.empty(rows, inter, dtype=torch.bfloat16, device=self.device).normal_()
-        out = torch.empty(rows, width, dtype=torch.bfloat16, device=self.device)
+        s, weights = self.shape, self._shared_weights()
+        x, hidden = self._random(rows, s.shared_hidden), self._random(rows, s.shared_intermediate)
+        gate_up, gated = self._empty(rows, 2 * s.shared_intermediate), torch.empty_like(hidden)
+        out, copied = self._empty(rows, s.shared_hidden), self._empty(rows, s.shared_hidden)
 
         def gemms(i: int) -> None:
-            s = shared[i % len(shared)]
-            torch.mm(s.x, s.l1.t(), out=gate_up)
-            torch.mm(hidden, s.l2.t(), out=out)
+            l1, l2 = weights[i % len(weights)]
+            torch.mm(x, l1.t(), out=gate_up)
+            torch.mm(hidden, l2.t(), out=out)
 
         def whole(i: int) -> None:
-            s = shared[i % len(shared)]
-            torch.mm(s.x, s.l1.t(), out=gate_up)
-            torch.mm(situ(gate_up), s.l2.t(), out=out)
-
-        def copy(_: int) -> None:
-            copied.copy_(out)
+            l1, l2 = weights[i % len(weights)]
+            torch.mm(x, l1.t(), out=gate_up)
+            torch.mm(situ(gate_up), l2.t(), out=out)
 
         gemms(0)
-        _close(gate_up[0], shared[0].l1.float() @ shared[0].x[0].float(), "shared L1")
-        _close(out[0], shared[0].l2.float() @ hidden[0].float(), "shared L2")
-        copied = torch.empty_like(out)
+        _close(gate_up[0], weights[0][0].float() @ x[0].float(), "shared L1")
+        _close(out[0], weights[0][1].float() @ hidden[0].float(), "shared L2")
         return {
-            "shared_gemms_us": self._run(gemms),
-            "shared_us": self._run(whole),
-            "publication_copy_us": self._run(copy),
+            "shared_gemms_us": self._time(gemms, calls),
+            "shared_gating_us": self._time(lambda _: torch.mul(*gate_up.chunk(2, dim=1), out=gated), calls),
+            "shared_us": self._time(whole, calls),
+            "publication_copy_us": self._time(lambda _: copied.copy_(out), calls),
         }
 
-    def norm(self, tokens: int) -> dict[str, float]:
-        x = torch.randn(tokens, self.shape.hidden, device=self.device).to(torch.bfloat16)
-        gamma = torch.ones(self.shape.hidden, dtype=torch.bfloat16, device=self.device)
+    def norm(self, tokens: int, calls: int) -> Parts:
+        x, gamma = self._random(tokens, self.shape.hidden), torch.ones_like(self._empty(self.shape.hidden))
+        return {"norm_us": self._time(lambda _: F.rms_norm(x, (self.shape.hidden,), gamma, 1e-5), calls)}
 
-        def call(_: int) -> None:
-            F.rms_norm(x, (self.shape.hidden,), gamma, 1e-5)
-
-        return {"norm_us": self._run(call)}
-
+    # ------------------------------------------------------------------------------------------------ routed experts
     def _weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._grouped is None:
             s, g = self.shape, DeviceDraws(self.device, 9)
-            l1 = torch.empty(s.experts, 2 * s.intermediate, s.hidden, dtype=torch.bfloat16, device=self.device)
-            l2 = torch.empty(s.experts, s.hidden, s.intermediate, dtype=torch.bfloat16, device=self.device)
+            l1, l2 = (
+                self._empty(s.experts, 2 * s.intermediate, s.hidden),
+                self._empty(s.experts, s.hidden, s.intermediate),
+            )
             for expert in range(s.experts):
                 l1[expert] = g.normal(2 * s.intermediate, s.hidden, scale=0.02)
                 l2[expert] = g.normal(s.hidden, s.intermediate, scale=0.02)
             self._grouped = l1, l2
         return self._grouped
 
-    def routed(self, topk_idx: torch.Tensor) -> dict[str, float]:
-        """Grouped GEMMs over the routing of one rank: alone, and with gather, activation and combine around them."""
-        if self._product is None or self.device.type != "cuda":
+    def routed(self, topk_idx: torch.Tensor, calls: int) -> Parts:
+        """Grouped GEMMs over one rank's routing, and what must lie between them; empty slots are left out."""
+        if self._product is None:
             return {}
         s, (l1, l2) = self.shape, self._weights()
         tokens, topk = topk_idx.shape
-        order = topk_idx.flatten().argsort(stable=True)
-        counts = torch.bincount(topk_idx.flatten(), minlength=s.experts)
-        ends = counts.cumsum(0).to(torch.int32)
+        flat = topk_idx.flatten()
+        order = flat.argsort(stable=True)[int((flat < 0).sum()) :]
+        ends = torch.bincount(flat[order], minlength=s.experts).cumsum(0).to(torch.int32)
         source = order // topk
-        back = torch.empty_like(order)
+        back = torch.zeros_like(flat)
         back[order] = torch.arange(order.numel(), device=self.device)
-        x = torch.randn(tokens, s.hidden, device=self.device).to(torch.bfloat16)
-        hidden = torch.randn(order.numel(), s.intermediate, device=self.device).to(torch.bfloat16)
-        gathered = x[source]
+        x, hidden = self._random(tokens, s.hidden), self._random(order.numel(), s.intermediate)
+        gathered, gated = x[source], torch.empty_like(hidden)
         first = self._product(gathered, l1.transpose(1, 2), offs=ends)
-        expert = int(topk_idx.flatten()[order[0]])
-        _close(first[0], l1[expert].float() @ gathered[0].float(), "grouped L1")
+        last = self._product(hidden, l2.transpose(1, 2), offs=ends)
+        for row in (0, order.numel() - 1):
+            expert = int(flat[order[row]])
+            _close(first[row], l1[expert].float() @ gathered[row].float(), "grouped L1")
+            _close(last[row], l2[expert].float() @ hidden[row].float(), "grouped L2")
 
         def gemms(_: int) -> None:
             self._product(gathered, l1.transpose(1, 2), offs=ends)
             self._product(hidden, l2.transpose(1, 2), offs=ends)
 
+        def slots(rows: torch.Tensor) -> torch.Tensor:
+            return rows[back].view(tokens, topk, s.hidden).sum(dim=1)
+
         def whole(_: int) -> None:
             rows = self._product(x[source], l1.transpose(1, 2), offs=ends)
-            out = self._product(situ(rows), l2.transpose(1, 2), offs=ends)
-            out[back].view(tokens, topk, s.hidden).sum(dim=1)
+            slots(self._product(situ(rows), l2.transpose(1, 2), offs=ends))
 
-        return {"grouped_gemms_us": self._run(gemms), "routed_us": self._run(whole)}
+        return {
+            "grouped_gemms_us": self._time(gemms, calls),
+            "gather_us": self._time(lambda _: torch.index_select(x, 0, source, out=gathered), calls),
+            "gating_us": self._time(lambda _: torch.mul(*first.chunk(2, dim=1), out=gated), calls),
+            "slots_us": self._time(lambda _: slots(last), calls),
+            "routed_us": self._time(whole, calls),
+        }
 
-    def all(self, shape: Shape, shared: list[SharedInput], topk_idx: torch.Tensor) -> dict[str, float]:
-        """Every part, and their sum (the kindest: GEMMs alone, norm, and the copy)."""
-        parts = {**self.routed(topk_idx), **self.norm(shape.tokens), **self.shared(shared)}
-        kind = ("grouped_gemms_us", "norm_us", "shared_gemms_us")
-        if all(name in parts for name in kind):
-            parts["sum_us"] = sum(parts[name] for name in kind)
-        return parts
+
+def verdicts(fused_us: float, parts: Parts) -> dict[str, bool]:
+    """Whether the fused call is at most as long as each sum of parts."""
+    return {name: fused_us <= parts[name] for name in ("own_sum_us", "sum_us", "gemms_sum_us") if name in parts}

@@ -1,4 +1,4 @@
-"""One rank of a measured call: buffer, outputs, the call itself, and the comparison of its results with the oracle."""
+"""One rank of a measured call: buffer, outputs and the call itself."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from ..mega import api
 from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
 from ..mega.plan import KERNELS, Plan, problem_of
 from ..mega.publication import PublicationWorkspace
-from ..testing import metrics, oracle
 from ..testing.oracle import Options, RoutedInput
-from ..testing.world import RankInput, SharedInput, mega_moe_reference
 from .data import RankData
 from .work import Shape
 
 MODES = ("routed", "dense", "rs", "sp_rs")
 OUTPUTS = {"routed": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 OPTIONS = Options("situ", None, 4.0, 25.0)
-
-
-class CheckFailed(RuntimeError):
-    """A result that no time may be printed for."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Case:
         self.shared_y: torch.Tensor | None = None
         if shape.shared_tokens:
             self.shared_y = torch.zeros(shape.shared_tokens, shape.shared_hidden, dtype=torch.bfloat16, device=device)
-        self.published: PublicationWorkspace | None = None
+        self.publications: dict[str, PublicationWorkspace] = {}
         self.input: RoutedInput | None = None
         self.mode = "routed"
         self.plan: Plan | None = None
@@ -126,12 +120,15 @@ class Case:
         self.plan = plan_of(self.shape, mode, how, **fixed)
         ops().set_overrides(self.buffer.handle, json.dumps(pinned(self.plan)))
         ops().set_debug(self.buffer.handle, 0, 0 if timeline is None else timeline.data_ptr())
-        if self.published is not None:
-            self.published.destroy()
-            self.published = None
-        if mode in ("rs", "sp_rs"):
-            self.published = PublicationWorkspace(self.buffer, mode, self.shape.shared_tokens, self.shape.shared_hidden)
+        if mode in ("rs", "sp_rs") and mode not in self.publications:
+            made = PublicationWorkspace(self.buffer, mode, self.shape.shared_tokens, self.shape.shared_hidden)
+            self.publications[mode] = made
         return self.plan
+
+    @property
+    def published(self) -> PublicationWorkspace | None:
+        """The workspaces of a mode live as long as the case: graphs that were captured with them may be replayed."""
+        return self.publications.get(self.mode)
 
     def fill(self, routed: RoutedInput) -> None:
         self.input = routed
@@ -184,94 +181,7 @@ class Case:
             results.append(self.published.workspace[0])
         return results
 
-    def expert_rows(self, inputs: Sequence[RoutedInput]) -> tuple[int, int]:
-        """Experts of this rank that get a row from any rank, and the rows."""
-        local = torch.cat([i.topk_idx.flatten() for i in inputs]) - self.rank * self.shape.experts
-        local = local[(local >= 0) & (local < self.shape.experts)]
-        return int(local.unique().numel()), int(local.numel())
-
     def destroy(self) -> None:
-        if self.published is not None:
-            self.published.destroy()
+        for workspace in self.publications.values():
+            workspace.destroy()
         self.buffer.destroy()
-
-
-# ---------------------------------------------------------------------------------------------------------- comparison
-def sample_rows(count: int, limit: int) -> list[int]:
-    """At most ``limit`` of ``count`` rows: the first, the last and evenly between."""
-    if count <= limit:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (limit - 1)) for i in range(limit)}) if limit > 1 else [0]
-
-
-def expected(cases: Sequence[Case]) -> list[tuple[list[int], list[int], torch.Tensor, torch.Tensor | None]]:
-    """Per rank: sampled routed rows, sampled shared rows, and what the oracle computes for them."""
-    ranks, places = [], []
-    for case in cases:
-        assert case.input is not None
-        tokens = sample_rows(case.shape.tokens, case.how.sample)
-        rows = sample_rows(case.shape.shared_tokens, case.how.sample)
-        i = case.input
-        routed = RoutedInput(i.x[tokens], i.x_sf[tokens], i.topk_idx[tokens], i.topk_weights[tokens])
-        shared = None
-        if case.mode != "routed":
-            s = case.data.shared_set(0)
-            shared = SharedInput(s.x[rows], s.l1, s.l2, s.rms_weight, s.rms_epsilon)
-        ranks.append(RankInput(routed, *case.data.routed_set(0), shared))
-        places.append((tokens, rows))
-    results = mega_moe_reference(ranks, OPTIONS)
-    return [(*place, r.y, r.shared_y) for place, r in zip(places, results, strict=True)]
-
-
-def published_rows(cases: Sequence[Case], rank: int) -> torch.Tensor:
-    """The shared output of ``rank`` put together again from what it published: BF16 [S, Hs]."""
-    first = cases[0]
-    views = [c.published.workspace[0] for c in cases if c.published is not None]
-    out = torch.empty(first.shape.shared_tokens, first.shape.shared_hidden, dtype=torch.bfloat16, device=first.device)
-    for dest, view in enumerate(views):
-        if first.mode == "rs":
-            shard = out.size(1) // len(views)
-            out[:, dest * shard : (dest + 1) * shard] = view[: out.size(0), rank, :shard]
-        else:
-            owned = out.size(0) // len(views)
-            out[dest * owned : (dest + 1) * owned] = view[:owned, rank]
-    return out
-
-
-def check_against_oracle(cases: Sequence[Case]) -> float:
-    """Compare what the last call of all ranks wrote; the largest relative error over the tensors."""
-    worst = 0.0
-    for case, (tokens, rows, y, shared_y) in zip(cases, expected(cases), strict=True):
-        pairs = [("y", case.y[tokens], y)]
-        if not bool(torch.isfinite(case.y).all()):
-            raise CheckFailed(f"{case.mode}, rank {case.rank}: y: wanted finite numbers everywhere")
-        if shared_y is not None:
-            got = case.shared_y if case.mode == "dense" else published_rows(cases, case.rank)
-            assert got is not None
-            pairs.append(("shared_y", got[rows], shared_y))
-        for name, got, want in pairs:
-            result = metrics.compare(got, want)
-            if not result.within():
-                raise CheckFailed(f"{case.mode}, rank {case.rank}: {name}: {result}")
-            worst = max(worst, result.tensor)
-    return worst
-
-
-def check_same(case: Case, wanted: Sequence[torch.Tensor]) -> None:
-    """The last call's outputs must be bit for bit those of the call that was compared with the oracle."""
-    for got, want in zip(case.outputs(), wanted, strict=True):
-        report = metrics.bitwise_report(got, want)
-        if report is not None:
-            raise CheckFailed(f"{case.mode}, rank {case.rank}: a timed call differs from the checked one: {report}")
-
-
-__all__ = [
-    "Case",
-    "CheckFailed",
-    "Settings",
-    "check_against_oracle",
-    "check_same",
-    "oracle",
-    "plan_of",
-    "published_rows",
-]

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ..mega.group import Group
 from . import report, trace
-from .baselines import Baselines
+from .baselines import Baselines, verdicts
 from .case import Settings, compile_plans, plan_of
 from .data import RankData, rank_data, routed_input, with_shared_tokens
 from .measure import Bench, CheckFailed, Effort, World
@@ -32,10 +33,17 @@ class Setting:
     how: Settings = field(default_factory=Settings)
     ceilings: Ceilings = field(default_factory=Ceilings)
     command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    rounds: int = 40
+    """Rounds of the comparison of modes in turns; 0: none."""
     json_path: Path | None = None
     plot_path: Path | None = None
     trace_path: Path | None = None
     say: Callable[[str], None] = print
+    group: Group | None = None
+    """Ranks that are processes; None: local ranks."""
+
+    def world(self, ranks: int) -> World:
+        return World(ranks, self.group)
 
     def run(self, kind: str) -> report.Run:
         return report.Run(kind, self.device, self.command, self.ceilings)
@@ -53,20 +61,27 @@ def cold_copies(shape: Shape) -> int:
     return max(2, min(_MAX_COPIES, -(-_COLD_BYTES // max(touched, 1)) + 1))
 
 
-def make_data(shape: Shape, ranks: int, setting: Setting, copies: int) -> list[RankData]:
-    return [rank_data(shape, _SEED, rank, setting.device, setting.target, copies) for rank in range(ranks)]
+def make_data(shape: Shape, world: World, setting: Setting, copies: int) -> list[RankData]:
+    """Of every rank, for the oracle; with ``copies`` where the rank runs here."""
+
+    def of(rank: int) -> RankData:
+        times = copies if rank in world.ranks else 1
+        return rank_data(shape, _SEED, rank, setting.device, setting.target, times)
+
+    return [of(rank) for rank in range(world.size)]
 
 
 def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Setting) -> None:
-    """Compile all kernels of a job at once."""
-    if setting.device.type != "cuda":
+    """Compile all kernels of a job at once; of several processes one does it, into the cache that all read."""
+    if setting.device.type != "cuda" or (setting.group is not None and setting.group.rank > 0):
         return
     sms = torch.cuda.get_device_properties(setting.device).multi_processor_count
     plans = []
     for shape, mode, overrides in shapes:
         how = replace(setting.how, overrides=overrides)
-        share = how.num_sms or sms // shape.ranks
-        facts = {"target": setting.target, "num_sms": share, "whole_device": shape.ranks == 1}
+        on_device = shape.ranks if setting.group is None else 1
+        share = how.num_sms or sms // on_device
+        facts = {"target": setting.target, "num_sms": share, "whole_device": on_device == 1}
         plans.append(plan_of(shape, mode, how, **facts))
     setting.say(compile_plans(plans, setting.trace_path is not None))
 
@@ -86,9 +101,9 @@ def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more:
 
 def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequence[bool] = (True, False)) -> report.Run:
     """The microbenchmark of one step of a decoder: every mode, with rotating weights (cold) and without (warm)."""
-    run, world = setting.run("producer"), World(shape.ranks)
+    run, world = setting.run("producer"), setting.world(shape.ranks)
     _prepare([(shape, mode, setting.how.overrides) for mode in modes], setting)
-    data = make_data(shape, shape.ranks, setting, cold_copies(shape) if True in cold else 1)
+    data = make_data(shape, world, setting, cold_copies(shape) if True in cold else 1)
     setting.say(report.header())
     try:
         for is_cold in cold:
@@ -97,6 +112,7 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
             for mode in modes:
                 _measure(bench, mode, setting, run, cold=is_cold)
                 run.save(setting.json_path)
+            _publication(bench, modes, setting, run, is_cold)
             if setting.trace_path is not None and is_cold:
                 traced(bench, modes[0], setting, run)
             bench.destroy()
@@ -106,26 +122,55 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
     return run
 
 
+def _publication(bench: Bench, modes: Sequence[str], setting: Setting, run: report.Run, is_cold: bool) -> None:
+    """What publication costs against the dense output: the modes in turns, so that what drifts is common to them."""
+    chosen = [mode for mode in modes if mode != "routed"]
+    if "dense" not in chosen or len(chosen) < 2 or not setting.rounds:
+        return
+    try:
+        samples = bench.in_turns(chosen, setting.effort, setting.rounds)
+    except (CheckFailed, RuntimeError) as error:
+        setting.say(f"publication: no times: {type(error).__name__}: {str(error).splitlines()[0]}")
+        run.data.setdefault("failures", []).append({"mode": "publication", "error": str(error)})
+        return
+    for found in report.overheads(samples):
+        found |= {"cold": is_cold, "tokens": bench.shape.tokens}
+        run.data.setdefault("publication", []).append(found)
+        setting.say(report.overhead_line(found))
+
+
 def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
     """One call of the traced kernel per rank: a Perfetto file each, and the sums in the record."""
     assert setting.trace_path is not None
-    sms = bench.cases[0].buffer.num_sms or torch.cuda.get_device_properties(setting.device).multi_processor_count
-    size = trace.layout().num_bytes(3 * sms)
-    memory = [torch.zeros(size, dtype=torch.uint8, device=setting.device) for _ in bench.cases]
-    bench.world.run(lambda _, rank: bench.cases[rank].use(mode, memory[rank]))
-    for _ in range(3):  # the last one remains
-        for part in memory:
-            part.zero_()
-        torch.cuda.synchronize(setting.device)
-        bench.world.run(lambda _, rank: bench.cases[rank].call_and_settle())
-    for rank, part in enumerate(memory):
-        stem = setting.trace_path.stem + (f"-rank{rank}" if len(memory) > 1 else "")
+    try:
+        memory = _traced_calls(bench, mode, setting.device)
+    except RuntimeError as error:
+        setting.say(f"        timeline of {mode}, M={bench.shape.tokens}: none: {str(error).splitlines()[0]}")
+        run.data.setdefault("failures", []).append({"mode": f"traced {mode}", "error": str(error)})
+        return
+    for rank, part in memory.items():
+        stem = setting.trace_path.stem + (f"-rank{rank}" if bench.world.size > 1 else "")
         trace.write(part, setting.trace_path.with_name(stem + setting.trace_path.suffix), rank)
-    sums = trace.summary(memory[0])
+    sums = trace.summary(next(iter(memory.values())))
     run.data.setdefault("traces", []).append({"mode": mode, "tokens": bench.shape.tokens, "us": sums})
     setting.say(
         f"        timeline of {mode}, M={bench.shape.tokens}: " + ", ".join(f"{k} {v:.1f}" for k, v in sums.items())
     )
+
+
+def _traced_calls(bench: Bench, mode: str, device: torch.device) -> dict[int, torch.Tensor]:
+    """Every rank's timeline of the last of three calls of the traced kernel."""
+    cases = bench.cases
+    sms = next(iter(cases.values())).buffer.num_sms or torch.cuda.get_device_properties(device).multi_processor_count
+    size = trace.layout().num_bytes(3 * sms)
+    memory = {rank: torch.zeros(size, dtype=torch.uint8, device=device) for rank in cases}
+    bench.each(lambda case: case.use(mode, memory[case.rank]))
+    for _ in range(3):  # the last one remains
+        for part in memory.values():
+            part.zero_()
+        torch.cuda.synchronize(device)
+        bench.each(lambda case: case.call_and_settle())
+    return memory
 
 
 @dataclass(frozen=True)
@@ -140,14 +185,14 @@ class Sweep:
 
 def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
     """Everything fused and the routed part alone over tokens, with the unfused parts beside them."""
-    run, world = setting.run("sweep"), World(shape.ranks)
+    run, world = setting.run("sweep"), setting.world(shape.ranks)
     shapes = [
         replace(shape, tokens=m, shared_tokens=m if what.shared_tokens is None else what.shared_tokens)
         for m in what.tokens
     ]
     _prepare([(s, mode, setting.how.overrides) for s in shapes for mode in what.modes], setting)
-    data = make_data(shapes[0], shape.ranks, setting, cold_copies(shapes[0]))
-    baselines = Baselines(shape, setting.device)
+    data = make_data(shapes[0], world, setting, cold_copies(shapes[0]))
+    baselines = Baselines(shape, setting.device, setting.effort) if what.baselines and world.size == 1 else None
     setting.say(report.header())
     try:
         for s in shapes:
@@ -157,8 +202,8 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
                 path = setting.trace_path.with_name(f"{setting.trace_path.stem}-{s.tokens}{setting.trace_path.suffix}")
                 traced(bench, what.modes[0], replace(setting, trace_path=path), run)
             bench.destroy()
-            if what.baselines and rows[0] is not None and shape.ranks == 1:
-                _add_baselines(baselines, s, data[0], rows, setting)
+            if baselines is not None and rows[0] is not None:
+                _add_baselines(baselines, s, rows, setting)
             run.save(setting.json_path)
     finally:
         world.close()
@@ -166,12 +211,11 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
     return run
 
 
-def _add_baselines(
-    baselines: Baselines, shape: Shape, data: RankData, rows: Sequence[dict[str, Any] | None], setting: Setting
-) -> None:
+def _add_baselines(baselines: Baselines, shape: Shape, rows: Sequence[dict[str, Any] | None], setting: Setting) -> None:
+    """The unfused parts to the first row's record, with the verdicts."""
     routed = routed_input(shape, setting.effort.seeds[0], 0, setting.device, setting.effort.routing)
     try:
-        parts = baselines.all(shape, with_shared_tokens(data, shape, _SEED).shared, routed.topk_idx)
+        parts = baselines.all(shape, routed.topk_idx)
     except RuntimeError as error:  # the fused call's records do not depend on what torch can do
         setting.say(f"        unfused: no times: {str(error).splitlines()[0]}")
         return
@@ -180,7 +224,8 @@ def _add_baselines(
         parts["own_sum_us"] = alone + parts["shared_gemms_us"] + parts["norm_us"]
     assert rows[0] is not None
     rows[0]["baselines"] = parts
-    setting.say(report.baseline_line(parts))
+    rows[0]["not_slower_than"] = verdicts(rows[0]["us"], parts)
+    setting.say(report.baseline_line(parts, rows[0]["not_slower_than"]))
 
 
 def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) -> report.Run:
@@ -193,9 +238,9 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
     _prepare([(s, "dense", setting.how.overrides) for _, s in points], setting)
     setting.say(report.header())
     for name, s in points:
-        world = World(s.ranks)
+        world = setting.world(s.ranks)
         try:
-            data = make_data(s, s.ranks, setting, 1 if s.experts * s.ranks > 16 else 2)
+            data = make_data(s, world, setting, 1 if s.experts * s.ranks > 16 else 2)
             bench = Bench(world, s, data, setting.device, setting.how)
             _measure(bench, "dense", setting, run, varied=name)
             bench.destroy()

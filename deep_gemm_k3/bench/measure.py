@@ -1,4 +1,4 @@
-"""Measured calls of all ranks of a local world: check, time, check again."""
+"""Measured calls of all ranks: check, time, check again."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..mega.local_world import LocalWorld
 from ..mega.plan import Plan
-from .case import Case, CheckFailed, Settings, check_against_oracle, check_same, pinned
+from ..testing.oracle import RoutedInput
+from .case import Case, Settings, pinned
+from .check import CheckFailed, Expected, check_same, compare, expect, expert_rows
 from .data import RankData, routed_input
-from .timing import Times, slowest, timer
+from .timing import Timer, Times, interleaved, repeated, slowest, timer
 from .work import Ceilings, Shape, work
+from .world import World
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is timed: ``calls`` in a captured graph, ``replays`` of it, ``eager`` single calls, for every seed."""
+    """How much is timed: ``calls`` in a captured graph, ``replays`` of it, ``eager`` single calls, for every seed.
+
+    Graphs of long calls get fewer of them, at least three: no more than take some ``graph_us`` by the floor.
+    """
 
     calls: int = 20
     replays: int = 7
     eager: int = 30
     seeds: tuple[int, ...] = (1, 2, 3)
     routing: str = "uniform"
+    graph_us: float = 15_000.0
+
+    def calls_of(self, floor_us: float) -> int:
+        return min(self.calls, max(3, int(self.graph_us / max(floor_us, 1e-3))))
 
 
 @dataclass(frozen=True)
@@ -40,92 +49,113 @@ class Samples:
     loads: list[tuple[int, int]] = field(default_factory=list)
 
 
-class World:
-    """All ranks in this process; one rank needs no thread of its own."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._world = LocalWorld(size) if size > 1 else None
-
-    def run(self, action: Callable[[Any, int], T]) -> list[T]:
-        """``action(group, rank)`` on every rank; results in rank order."""
-        if self._world is None:
-            return [action(None, 0)]
-        results: list[T] = self._world.run(lambda group: action(group, group.rank), timeout_s=120.0)
-        return results
-
-    def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
-
-
 class Bench:
-    """One shape on all ranks, measured in one mode after another."""
+    """One shape on all ranks, measured in one mode after another. ``data`` holds every rank's weights."""
 
     def __init__(
         self, world: World, shape: Shape, data: Sequence[RankData], device: torch.device, how: Settings
     ) -> None:
         self.world, self.shape, self.device, self.how = world, replace(shape, ranks=world.size), device, how
-        self.cases = world.run(lambda group, rank: Case(group, self.shape, data[rank], device, how))
+        self.data = data
+        made = world.run(lambda group, rank: Case(group, self.shape, data[rank], device, how))
+        self.cases = {case.rank: case for case in made}
+        self._expected: dict[tuple[int, str], tuple[list[RoutedInput], dict[int, Expected]]] = {}
 
     def destroy(self) -> None:
         self.world.run(lambda _, rank: self.cases[rank].destroy())
 
-    def _each(self, action: Callable[[Case], T]) -> list[T]:
-        """On all ranks, which come together before and after."""
+    def each(self, action: Callable[[Case], T]) -> list[T]:
+        """On the ranks of this process; all ranks come together before and after."""
+        return self.world.together(lambda rank: action(self.cases[rank]))
 
-        def one(group: Any, rank: int) -> T:
-            case = self.cases[rank]
-            if group is not None:
-                group.barrier("bench: begin")
-            result = action(case)
-            if group is not None:
-                group.barrier("bench: end")
-            return result
-
-        return self.world.run(one)
+    def _inputs(self, seed: int, routing: str) -> tuple[list[RoutedInput], dict[int, Expected]]:
+        """Every rank's tokens, and what the oracle makes of them; kept, since modes share both."""
+        key = (seed, routing)
+        if key not in self._expected:
+            inputs = [routed_input(self.shape, seed, r, self.device, routing) for r in range(self.world.size)]
+            own = {rank: inputs[rank] for rank in self.world.ranks}
+            self._expected[key] = inputs, expect(self.shape, self.how.sample, self.data, own)
+        return self._expected[key]
 
     def run_checked(self, seed: int, routing: str) -> tuple[float, list[list[torch.Tensor]]]:
         """New inputs, one call, the oracle's verdict: the error, and the outputs that later calls must repeat."""
-        shape, device = self.shape, self.device
-        self._each(lambda case: case.fill(routed_input(shape, seed, case.rank, device, routing)))
-        self._each(lambda case: case.clear())
-        self._each(lambda case: case.settle())
-        self._each(lambda case: case.call_and_settle())
-        error = check_against_oracle(self.cases)
-        return error, [[t.clone() for t in case.outputs()] for case in self.cases]
+        inputs, wanted = self._inputs(seed, routing)
+        self.each(lambda case: case.fill(inputs[case.rank]))
+        self.each(lambda case: case.clear())
+        self.each(lambda case: case.settle())
+        self.each(lambda case: case.call_and_settle())
+        errors = self.world.agreed(lambda: [compare(case, wanted[rank]) for rank, case in self.cases.items()])
+        return max(errors), [[t.clone() for t in case.outputs()] for case in self.cases.values()]
 
-    def _recheck(self, outputs: list[list[torch.Tensor]]) -> None:
-        self._each(lambda case: case.settle())
-        for case, wanted in zip(self.cases, outputs, strict=True):
-            check_same(case, wanted)
+    def recheck(self, outputs: list[list[torch.Tensor]]) -> None:
+        """The last call's results against those of the checked one."""
+        self.each(lambda case: case.settle())
+
+        def same() -> list[None]:
+            for case, wanted in zip(self.cases.values(), outputs, strict=True):
+                check_same(case, wanted)
+            return [None] * len(outputs)
+
+        self.world.agreed(same)
+
+    def timers(self, mode: str, effort: Effort) -> dict[int, Timer]:
+        floor = self._work(mode, *self._load(effort.seeds[0], effort.routing)).floor_us
+        calls = effort.calls_of(floor)
+        return {rank: timer(case.call, calls, self.device) for rank, case in self.cases.items()}
 
     def measure(self, mode: str, effort: Effort, ceilings: Ceilings | None = None) -> dict[str, Any]:
         """One record. Raises `CheckFailed` instead of giving a time for a wrong result."""
-        plan = self._each(lambda case: case.use(mode))[0]
-        timers = [timer(case.call, effort.calls, self.device) for case in self.cases]
+        plan = self.each(lambda case: case.use(mode))[0]
+        timers = self.timers(mode, effort)
         found = Samples()
         for seed in effort.seeds:
             error, outputs = self.run_checked(seed, effort.routing)
             found.errors.append(error)
-            inputs = [case.input for case in self.cases if case.input is not None]
-            found.loads.append(max((case.expert_rows(inputs) for case in self.cases), key=lambda load: load[1]))
+            found.loads.append(self._load(seed, effort.routing))
             if len(found.errors) == 1:  # after the first call, which compiles
-                self._each(lambda case: timers[case.rank].prepare())
-            found.graph.append(slowest(self._each(lambda case: timers[case.rank].graph(effort.replays))))
-            self._recheck(outputs)
+                self.each(lambda case: timers[case.rank].prepare())
+            times = self.each(lambda case: repeated(timers[case.rank], effort.replays))
+            found.graph.append(slowest(self.world.gather(times)))
+            self.recheck(outputs)
             if effort.eager:
-                found.eager.append(slowest(self._each(lambda case: timers[case.rank].eager(effort.eager))))
-                self._recheck(outputs)
+                times = self.each(lambda case: timers[case.rank].eager(effort.eager))
+                found.eager.append(slowest(self.world.gather(times)))
+                self.recheck(outputs)
         return self._record(mode, plan, effort, found, ceilings)
 
+    def in_turns(self, modes: Sequence[str], effort: Effort, rounds: int) -> dict[str, list[float]]:
+        """Samples of all ``modes``, taken in turns; each is the slowest rank's. Checked before and after."""
+        timers: dict[str, dict[int, Timer]] = {}
+        outputs = {}
+        for mode in modes:
+            self.each(lambda case, mode=mode: case.use(mode))  # type: ignore[misc]
+            timers[mode] = self.timers(mode, effort)
+            outputs[mode] = self.run_checked(effort.seeds[0], effort.routing)[1]
+            self.each(lambda case, mode=mode: timers[mode][case.rank].prepare())  # type: ignore[misc]
+        taken = self.each(lambda case: interleaved([timers[mode][case.rank] for mode in modes], rounds))
+        for mode in modes:
+            self.each(lambda case, mode=mode: case.use(mode))  # type: ignore[misc]
+            self.each(lambda case: case.clear())
+            self.each(lambda case, mode=mode: timers[mode][case.rank].queue())  # type: ignore[misc]
+            self.recheck(outputs[mode])
+        by_rank = self.world.gather(taken)
+        return {
+            mode: [max(samples) for samples in zip(*(ranks[i] for ranks in by_rank), strict=True)]
+            for i, mode in enumerate(modes)
+        }
+
+    def _load(self, seed: int, routing: str) -> tuple[int, int]:
+        """Experts with rows, and rows, of the rank that has most."""
+        inputs, _ = self._inputs(seed, routing)
+        loads = [expert_rows(self.shape, rank, inputs) for rank in range(self.world.size)]
+        return max(loads, key=lambda load: load[1])
+
+    def _work(self, mode: str, experts: int, rows: int, ceilings: Ceilings | None = None) -> Any:
+        shape = self.shape if mode != "routed" else replace(self.shape, shared_tokens=0)
+        return work(shape, experts, rows, ceilings)
+
     def _record(
-        self,
-        mode: str,
-        plan: Plan,
-        effort: Effort,
-        found: Samples,
-        ceilings: Ceilings | None,
+        self, mode: str, plan: Plan, effort: Effort, found: Samples, ceilings: Ceilings | None
     ) -> dict[str, Any]:
         shape = self.shape if mode != "routed" else replace(self.shape, shared_tokens=0)
         us = statistics.median(t.median for t in found.graph)
@@ -133,9 +163,10 @@ class Bench:
         return {
             "mode": mode,
             "shape": asdict(shape),
+            "processes": self.world.processes,
             "routing": effort.routing,
             "seeds": list(effort.seeds),
-            "copies": len(self.cases[0].data.routed),
+            "copies": len(next(iter(self.cases.values())).data.routed),
             "checked": True,
             "relative_error": max(found.errors),
             "us": us,
@@ -144,7 +175,7 @@ class Bench:
             "eager": [asdict(t) for t in found.eager],
             "experts_hit": experts,
             "rows": rows,
-            "work": work(shape, experts, rows, ceilings).row(us),
+            "work": self._work(mode, experts, rows, ceilings).row(us),
             "plan": {**pinned(plan), "grid": plan.data["grid"]},
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -114,8 +115,42 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
-def baseline_line(parts: Mapping[str, float]) -> str:
-    return "        unfused: " + ", ".join(f"{name.removesuffix('_us')} {us:.1f}" for name, us in parts.items())
+def baseline_line(parts: Mapping[str, float], verdicts: Mapping[str, bool]) -> str:
+    """The unfused parts, and for each of their sums whether the fused call takes no longer."""
+    listed = ", ".join(f"{name.removesuffix('_us')} {us:.1f}" for name, us in parts.items())
+    said = ", ".join(f"{name.removesuffix('_us')} {'yes' if kept else 'NO'}" for name, kept in verdicts.items())
+    return f"        unfused: {listed}; fused not slower than: {said or 'no sum'}"
+
+
+def overheads(samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Each mode's samples against the dense ones of the same rounds: the median of the ratios, and their quartiles."""
+    found = []
+    dense = samples["dense"]
+    for mode, taken in samples.items():
+        if mode == "dense":
+            continue
+        ratios = sorted(100.0 * (a / b - 1.0) for a, b in zip(taken, dense, strict=True))
+        quarter = len(ratios) // 4
+        found.append(
+            {
+                "mode": mode,
+                "us": statistics.median(taken),
+                "dense_us": statistics.median(dense),
+                "overhead_percent": statistics.median(ratios),
+                "quartiles": [ratios[quarter], ratios[-1 - quarter]],
+                "rounds": len(ratios),
+            }
+        )
+    return found
+
+
+def overhead_line(found: Mapping[str, Any]) -> str:
+    low, high = found["quartiles"]
+    return (
+        f"        {found['mode']} {found['us']:.2f} us against dense {found['dense_us']:.2f}, "
+        f"{'cold' if found['cold'] else 'warm'}: {found['overhead_percent']:+.2f} % (half of {found['rounds']} rounds "
+        f"within {low:+.2f} .. {high:+.2f})"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- plots

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -29,6 +30,28 @@ class Times:
         return cls(statistics.median(samples), min(samples), max(samples), len(samples))
 
 
+class Timer(Protocol):
+    """A batch of calls that can be queued again and again."""
+
+    def prepare(self) -> None:
+        """Whatever the batch needs once; the calls' own first time lies before it."""
+
+    def queue(self) -> None:
+        """Queue the whole batch."""
+
+    def mark(self) -> Any:
+        """A moment in the order of the queue."""
+
+    def between(self, begin: Any, end: Any) -> float:
+        """Microseconds per call of a batch that lies between two marks, once `settle` has returned."""
+
+    def settle(self) -> None:
+        """Wait for what was queued."""
+
+    def eager(self, calls: int) -> Times:
+        """Single calls."""
+
+
 class HostTimer:
     """Runs calls where there is no device: the wall clock around each."""
 
@@ -38,8 +61,18 @@ class HostTimer:
     def prepare(self) -> None:
         pass
 
-    def graph(self, replays: int) -> Times:
-        return self.eager(self._calls)
+    def queue(self) -> None:
+        for i in range(self._calls):
+            self._call(i)
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def between(self, begin: float, end: float) -> float:
+        return 1e6 * (end - begin) / self._calls
+
+    def settle(self) -> None:
+        pass
 
     def eager(self, calls: int) -> Times:
         samples = []
@@ -67,18 +100,20 @@ class DeviceTimer:
                 self._call(i)
         self._graph = graph
 
-    def graph(self, replays: int) -> Times:
-        """Time per call of the captured graph, one sample per replay. A first replay warms up and does not count."""
+    def queue(self) -> None:
         assert self._graph is not None, "prepare() comes first"
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-        stream = torch.cuda.current_stream(self._device)
         self._graph.replay()
-        marks[0].record(stream)
-        for mark in marks[1:]:
-            self._graph.replay()
-            mark.record(stream)
-        stream.synchronize()
-        return Times.of([1e3 * marks[i].elapsed_time(marks[i + 1]) / self._calls for i in range(replays)])
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return 1e3 * begin.elapsed_time(end) / self._calls
+
+    def settle(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
 
     def eager(self, calls: int) -> Times:
         """Time of single calls between events. The device is kept busy until all of them are queued."""
@@ -94,8 +129,29 @@ class DeviceTimer:
         return Times.of([1e3 * start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)])
 
 
-def timer(call: Call, calls: int, device: torch.device) -> HostTimer | DeviceTimer:
+def timer(call: Call, calls: int, device: torch.device) -> Timer:
     return DeviceTimer(call, calls, device) if device.type == "cuda" else HostTimer(call, calls)
+
+
+def interleaved(timers: Sequence[Timer], rounds: int) -> list[list[float]]:
+    """Samples of every timer, taken in turns: what drifts (clocks, temperature) is common to all.
+
+    Every second round goes backwards, and a first one warms up and does not count.
+    """
+    marks: list[list[tuple[Any, Any]]] = [[] for _ in timers]
+    for number in range(rounds + 1):
+        order = range(len(timers)) if number % 2 else reversed(range(len(timers)))
+        for i in order:
+            begin = timers[i].mark()
+            timers[i].queue()
+            marks[i].append((begin, timers[i].mark()))
+    timers[0].settle()
+    return [[t.between(*pair) for pair in pairs[1:]] for t, pairs in zip(timers, marks, strict=True)]
+
+
+def repeated(timed: Timer, replays: int) -> Times:
+    """One timer's batch, ``replays`` times after a first one that does not count."""
+    return Times.of(interleaved([timed], replays)[0])
 
 
 def slowest(times: list[Times]) -> Times:

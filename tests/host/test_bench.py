@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deep_gemm_k3 import __main__ as cli
-from deep_gemm_k3.bench import case, data, jobs, peers, report
+from deep_gemm_k3.bench import case, check, data, jobs, peers, report
 from deep_gemm_k3.bench.cli import numbers, overrides_of, varied_of
 from deep_gemm_k3.bench.measure import Bench, Effort, World
 from deep_gemm_k3.bench.timing import Times, slowest
@@ -115,9 +115,9 @@ def test_cold_copies_outgrow_the_cache() -> None:
 
 
 def test_samples_and_slowest() -> None:
-    assert case.sample_rows(3, 8) == [0, 1, 2]
-    assert case.sample_rows(100, 4) == [0, 33, 66, 99]
-    assert case.sample_rows(9, 1) == [0]
+    assert check.sample_rows(3, 8) == [0, 1, 2]
+    assert check.sample_rows(100, 4) == [0, 33, 66, 99]
+    assert check.sample_rows(9, 1) == [0]
     assert slowest([Times(1, 1, 5, 3), Times(2, 0.5, 2, 3)]) == Times(2, 1, 5, 3)
 
 
@@ -224,7 +224,7 @@ def test_a_wrong_result_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch)
         getattr(self, name)[-1].mul_(1.05)
 
     monkeypatch.setattr(case.Case, "call", wrong)
-    with pytest.raises(case.CheckFailed, match=name):
+    with pytest.raises(check.CheckFailed, match=name):
         bench.measure("dense", Effort(1, 1, 0, (1,)))
     bench.destroy()
 
@@ -238,7 +238,7 @@ def test_a_call_that_changes_its_result_gets_no_time(monkeypatch: pytest.MonkeyP
             self.y.view(torch.int16)[0, 0] += 1
 
     monkeypatch.setattr(case.Case, "call", unsteady)
-    with pytest.raises(case.CheckFailed, match="differs from the checked one"):
+    with pytest.raises(check.CheckFailed, match="differs from the checked one"):
         bench.measure("dense", Effort(1, 1, 0, (1,)))
     bench.destroy()
 
