@@ -173,6 +173,29 @@ class Baselines:
         }
 
 
+def reduce_scatter_us(rows: int, shape: Shape, device: torch.device, effort: Effort) -> float:
+    """This rank's time for torch.distributed's reduce-scatter of a dense shared output, BF16 [rows, Hs], over its processes:
+    what token-owner publication and its consumer's sum replace. Rows are rounded up to a multiple of the ranks."""
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size()
+    rows = -(-rows // ranks) * ranks
+    given = torch.ones(rows, shape.shared_hidden, dtype=torch.bfloat16, device=device)
+    got = torch.zeros(rows // ranks, shape.shared_hidden, dtype=torch.bfloat16, device=device)
+
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch renames it
+
+    def call(_: int) -> None:
+        scatter(got, given)
+
+    call(0)
+    if not bool((got == ranks).all()):
+        raise RuntimeError(f"baseline reduce-scatter: wanted {ranks} everywhere")
+    timed = timer(call, effort.calls, device)
+    timed.prepare()
+    return repeated(timed, effort.replays).median
+
+
 def verdicts(fused_us: float, parts: Parts) -> dict[str, bool]:
     """Whether the fused call is at most as long as each sum of parts."""
     return {name: fused_us <= parts[name] for name in ("own_sum_us", "sum_us", "gemms_sum_us") if name in parts}

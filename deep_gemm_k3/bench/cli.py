@@ -6,7 +6,7 @@ Every command checks results against the oracle before and after it times them, 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,8 @@ SharedTokens = Annotated[int, typer.Option(help="Rows of the shared input; -1: a
 Experts = Annotated[int, typer.Option(help="Routed experts of each rank.")]
 Topk = Annotated[int, typer.Option(help="Experts per token.")]
 Ranks = Annotated[int, typer.Option(help="Local ranks; they share the device.")]
+Gpus = Annotated[int, typer.Option(help="Ranks that are processes, one on each device; 0: local ranks.")]
+Rounds = Annotated[int, typer.Option(help="Rounds of the comparison of the modes in turns; 0: none.")]
 Hidden = Annotated[int, typer.Option(help="Routed width.")]
 Intermediate = Annotated[int, typer.Option(help="Routed intermediate width.")]
 SharedHidden = Annotated[int, typer.Option(help="Width of the shared expert.")]
@@ -60,6 +62,8 @@ class Numbers:
     plot_path: Path | None
     trace_path: Path | None
     overrides: str
+    gpus: int = 0
+    rounds: int = 40
 
 
 def numbers(text: str, name: str) -> list[int]:
@@ -106,9 +110,13 @@ def setting_of(n: Numbers) -> Any:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("wanted a CUDA device, given a machine without one; --device cpu runs the oracle",
                                  param_hint="--device")  # fmt: skip
+    if device.type == "cuda" and n.gpus > torch.cuda.device_count():
+        raise typer.BadParameter(f"wanted at most {torch.cuda.device_count()} devices, given {n.gpus}",
+                                 param_hint="--gpus")  # fmt: skip
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
+        if not n.gpus:
+            torch.cuda.set_device(device)
     how = Settings(overrides_of(n.overrides), not n.exact, n.batch_invariant, sample=n.sample)
     effort = Effort(n.calls, n.replays, n.eager, tuple(range(1, n.seeds + 1)), n.routing)
     target = "sm_90a" if device.type == "cuda" else CPU_TARGET.get()
@@ -118,6 +126,7 @@ def setting_of(n: Numbers) -> Any:
         effort,
         how,
         Ceilings(n.memory_gb_s, n.tensor_tflop_s),
+        rounds=n.rounds,
         json_path=n.json_path,
         plot_path=n.plot_path,
         trace_path=n.trace_path,
@@ -132,12 +141,14 @@ def producer(
     experts: Experts = 1,
     topk: Topk = 1,
     ranks: Ranks = 1,
+    gpus: Gpus = 0,
     hidden: Hidden = 3584,
     intermediate: Intermediate = 3072,
     shared_hidden: SharedHidden = 7168,
     shared_intermediate: SharedIntermediate = 768,
     modes: Modes = "dense,rs,sp_rs",
     warm: Annotated[bool, typer.Option(help="Also without rotating the weights.")] = True,
+    rounds: Rounds = 40,
     device: DeviceName = "cuda",
     calls: Calls = 100,
     replays: Replays = 7,
@@ -156,19 +167,18 @@ def producer(
 ) -> None:
     """One decode step of K3: eight routed and 64 shared tokens, one expert per rank, in every mode, cold and warm."""
     given = locals()
-    from .jobs import producer as job
-
-    job(_shape(given), modes_of(modes), setting_of(_numbers(given)), (True, False) if warm else (True,))
+    _start("producer", (_shape(given), modes_of(modes)), _numbers(given), ((True, False) if warm else (True,),))
 
 
 @app.command()
 def sweep(
     *,
-    tokens: Annotated[str, typer.Option(help="Token counts, commas between.")] = "1,8,32,64,128,512,2048,8192",
+    tokens: Annotated[str, typer.Option(help="Token counts, commas between.")] = ",".join(str(2**i) for i in range(14)),
     shared_tokens: SharedTokens = -1,
     experts: Experts = 112,
     topk: Topk = 16,
     ranks: Ranks = 1,
+    gpus: Gpus = 0,
     hidden: Hidden = 3584,
     intermediate: Intermediate = 3072,
     shared_hidden: SharedHidden = 7168,
@@ -194,12 +204,11 @@ def sweep(
     """The fused call over token counts, the routed part alone, and the unfused parts beside them."""
     given = locals()
     from .jobs import Sweep
-    from .jobs import sweep as job
 
     counts = numbers(tokens, "--tokens")
     given["tokens"] = counts[0]
     what = Sweep(counts, modes_of(modes), None if shared_tokens < 0 else shared_tokens, baselines)
-    job(_shape(given), what, setting_of(_numbers(given)))
+    _start("sweep", (_shape(given), what), _numbers(given))
 
 
 @app.command()
@@ -286,15 +295,26 @@ def varied_of(text: str) -> dict[str, list[int]]:
 
 
 def _numbers(given: dict[str, Any]) -> Numbers:
-    return Numbers(**{name: given[name] for name in Numbers.__dataclass_fields__})
+    return Numbers(**{name: given[name] for name in Numbers.__dataclass_fields__ if name in given})
+
+
+def _start(name: str, arguments: tuple[Any, ...], given: Numbers, more: tuple[Any, ...] = ()) -> None:
+    """Run a job here, or in one process per device; ``more`` are arguments that follow the setting."""
+    from . import jobs, processes
+
+    setting = setting_of(given)
+    if given.gpus:
+        processes.launch(given.gpus, name, arguments, setting, more)
+    else:
+        getattr(jobs, name)(*arguments, setting, *more)
 
 
 def _shape(given: dict[str, Any]) -> Any:
     from .work import Shape
 
     shape = Shape(**{name: given[name] for name in Shape.__dataclass_fields__})
+    if given.get("gpus"):
+        shape = replace(shape, ranks=given["gpus"])
     if shape.shared_tokens < 0:
-        from dataclasses import replace
-
         shape = replace(shape, shared_tokens=shape.tokens)
     return shape

@@ -12,7 +12,7 @@ import torch
 
 from ..mega.group import Group
 from . import report, trace
-from .baselines import Baselines, verdicts
+from .baselines import Baselines, reduce_scatter_us, verdicts
 from .case import Settings, compile_plans, plan_of
 from .data import RankData, rank_data, routed_input, with_shared_tokens
 from .measure import Bench, CheckFailed, Effort, World
@@ -21,6 +21,7 @@ from .work import Ceilings, Shape
 _SEED = 7
 _COLD_BYTES = 320 << 20  # five times an H200's L2: what lies between two uses of the same weights
 _MAX_COPIES = 8
+_COMPILE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,13 @@ def make_data(shape: Shape, world: World, setting: Setting, copies: int) -> list
 
 def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Setting) -> None:
     """Compile all kernels of a job at once; of several processes one does it, into the cache that all read."""
-    if setting.device.type != "cuda" or (setting.group is not None and setting.group.rank > 0):
-        return
+    if setting.device.type == "cuda" and (setting.group is None or setting.group.rank == 0):
+        setting.say(_compile(shapes, setting))
+    if setting.group is not None:
+        setting.group.barrier("bench: compiled", _COMPILE_S)
+
+
+def _compile(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Setting) -> str:
     sms = torch.cuda.get_device_properties(setting.device).multi_processor_count
     plans = []
     for shape, mode, overrides in shapes:
@@ -83,7 +89,7 @@ def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
         share = how.num_sms or sms // on_device
         facts = {"target": setting.target, "num_sms": share, "whole_device": on_device == 1}
         plans.append(plan_of(shape, mode, how, **facts))
-    setting.say(compile_plans(plans, setting.trace_path is not None))
+    return compile_plans(plans, setting.trace_path is not None)
 
 
 def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:
@@ -113,6 +119,7 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
                 _measure(bench, mode, setting, run, cold=is_cold)
                 run.save(setting.json_path)
             _publication(bench, modes, setting, run, is_cold)
+            _communication(world, shape, setting, run)
             if setting.trace_path is not None and is_cold:
                 traced(bench, modes[0], setting, run)
             bench.destroy()
@@ -137,6 +144,19 @@ def _publication(bench: Bench, modes: Sequence[str], setting: Setting, run: repo
         found |= {"cold": is_cold, "tokens": bench.shape.tokens}
         run.data.setdefault("publication", []).append(found)
         setting.say(report.overhead_line(found))
+
+
+def _communication(world: World, shape: Shape, setting: Setting, run: report.Run) -> None:
+    """Between devices: the reduce-scatter that would follow a dense output."""
+    if setting.group is None or not shape.shared_tokens:
+        return
+    try:
+        us = max(world.gather([reduce_scatter_us(shape.shared_tokens, shape, setting.device, setting.effort)]))
+    except RuntimeError as error:
+        setting.say(f"        reduce-scatter: no time: {str(error).splitlines()[0]}")
+        return
+    run.data.setdefault("reduce_scatter", []).append({"shared_tokens": shape.shared_tokens, "us": us})
+    setting.say(f"        reduce-scatter of a dense output [{shape.shared_tokens}, {shape.shared_hidden}]: {us:.1f} us")
 
 
 def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
@@ -182,14 +202,17 @@ class Sweep:
     shared_tokens: int | None = None
     baselines: bool = True
 
+    def rows_beside(self, tokens: int, ranks: int) -> int:
+        """Shared rows of a call; where tokens are owned by ranks, each owns equally many."""
+        if self.shared_tokens is not None:
+            return self.shared_tokens
+        return -(-tokens // ranks) * ranks if "sp_rs" in self.modes else tokens
+
 
 def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
     """Everything fused and the routed part alone over tokens, with the unfused parts beside them."""
     run, world = setting.run("sweep"), setting.world(shape.ranks)
-    shapes = [
-        replace(shape, tokens=m, shared_tokens=m if what.shared_tokens is None else what.shared_tokens)
-        for m in what.tokens
-    ]
+    shapes = [replace(shape, tokens=m, shared_tokens=what.rows_beside(m, world.size)) for m in what.tokens]
     _prepare([(s, mode, setting.how.overrides) for s in shapes for mode in what.modes], setting)
     data = make_data(shapes[0], world, setting, cold_copies(shapes[0]))
     baselines = Baselines(shape, setting.device, setting.effort) if what.baselines and world.size == 1 else None
@@ -201,6 +224,7 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
             if setting.trace_path is not None:
                 path = setting.trace_path.with_name(f"{setting.trace_path.stem}-{s.tokens}{setting.trace_path.suffix}")
                 traced(bench, what.modes[0], replace(setting, trace_path=path), run)
+            _communication(world, s, setting, run)
             bench.destroy()
             if baselines is not None and rows[0] is not None:
                 _add_baselines(baselines, s, rows, setting)

@@ -26,21 +26,34 @@ SWEEP: dict[int, tuple[float, ...]] = {
 }
 ONE_EXPERT: tuple[float, ...] = (47.6, 42.4, 50.8, 51.9, 47.4)  # top-1, eight tokens
 
+# The same on two H200s, one process each and 112 experts per rank, of the two kernels that communicate; the larger rank's.
+TWO_DEVICES: dict[int, tuple[float, ...]] = {
+    8: (717, 700),
+    64: (1025, 1012),
+    512: (1832, 1504),
+    2048: (5650, 4325),
+}
+TWO_DEVICES_ONE_EXPERT: tuple[float, ...] = (57, 56)
+
 GOALS: dict[int, float] = {1: 90, 8: 350, 32: 490, 64: 530, 128: 600, 512: 1000, 2048: 3000}
 ONE_EXPERT_GOAL = 28.0
+TWO_DEVICES_GOALS: dict[int, float] = {8: 365, 64: 515, 512: 1030}
+TWO_DEVICES_ONE_EXPERT_GOAL = 30.0
 
 
-def best(tokens: int, experts: int, topk: int) -> tuple[float, str] | None:
-    """The best public time of a shape and whose it is."""
-    row = ONE_EXPERT if (tokens, experts, topk) == (8, 1, 1) else SWEEP.get(tokens)
-    if row is None or (experts, topk) not in ((1, 1), (112, 16)) or (experts == 1 and tokens != 8):
+def best(tokens: int, experts: int, topk: int, devices: int = 1) -> tuple[float, str] | None:
+    """The best public time of a shape on so many devices, a rank on each, and whose it is."""
+    table, one = {1: (SWEEP, ONE_EXPERT), 2: (TWO_DEVICES, TWO_DEVICES_ONE_EXPERT)}.get(devices, ({}, None))
+    row = {(112, 16): table.get(tokens), (1, 1): one if tokens == 8 else None}.get((experts, topk))
+    if row is None:
         return None
     us = min(row)
     return us, NAMES[row.index(us)]
 
 
-def goal(tokens: int, experts: int, topk: int) -> float | None:
+def goal(tokens: int, experts: int, topk: int, devices: int = 1) -> float | None:
     """What everything fused is to take."""
-    if (tokens, experts, topk) == (8, 1, 1):
-        return ONE_EXPERT_GOAL
-    return GOALS.get(tokens) if (experts, topk) == (112, 16) else None
+    goals, one = {1: (GOALS, ONE_EXPERT_GOAL), 2: (TWO_DEVICES_GOALS, TWO_DEVICES_ONE_EXPERT_GOAL)}.get(
+        devices, ({}, None)
+    )
+    return {(112, 16): goals.get(tokens), (1, 1): one if tokens == 8 else None}.get((experts, topk))

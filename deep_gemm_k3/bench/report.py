@@ -67,8 +67,9 @@ class Run:
 
     def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shape = row["shape"]
-        key = (shape["tokens"], shape["experts"], shape["topk"])
-        best, goal = (peers.best(*key), peers.goal(*key)) if shape["ranks"] == 1 else (None, None)
+        devices = row["processes"] if shape["ranks"] == row["processes"] else 0  # ranks that share a device: no peer
+        key = (shape["tokens"], shape["experts"], shape["topk"], devices)
+        best, goal = peers.best(*key), peers.goal(*key)
         complete = {**row, "best_public": best, "goal_us": goal}
         self.data["rows"].append(complete)
         return complete

@@ -12,9 +12,10 @@ import torch
 
 from deep_gemm_k3 import __main__ as cli
 from deep_gemm_k3.bench import case, check, data, jobs, peers, report
+from deep_gemm_k3.bench.baselines import verdicts
 from deep_gemm_k3.bench.cli import numbers, overrides_of, varied_of
 from deep_gemm_k3.bench.measure import Bench, Effort, World
-from deep_gemm_k3.bench.timing import Times, slowest
+from deep_gemm_k3.bench.timing import Times, interleaved, slowest
 from deep_gemm_k3.bench.work import Ceilings, Shape, expected_experts, work
 
 TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
@@ -81,6 +82,16 @@ def test_best_public_and_goals() -> None:
     assert set(peers.SWEEP) == set(peers.GOALS)
 
 
+def test_best_public_on_two_devices() -> None:
+    assert peers.best(8, 112, 16, 2) == (700, "DeepGEMM FP8 MegaMoE")
+    assert peers.best(8, 1, 1, 2) == (56, "DeepGEMM FP8 MegaMoE")
+    assert peers.goal(512, 112, 16, 2) == 1030
+    assert peers.goal(8, 1, 1, 2) == 30
+    for found in (peers.best(1, 112, 16, 2), peers.best(8, 112, 16, 4), peers.best(8, 112, 16, 0)):
+        assert found is None
+    assert peers.goal(2048, 112, 16, 2) is None
+
+
 def test_option_parsers() -> None:
     assert numbers("1, 8,64", "--tokens") == [1, 8, 64]
     assert varied_of("tokens=1,8 ranks=2") == {"tokens": [1, 8], "ranks": [2]}
@@ -121,6 +132,61 @@ def test_samples_and_slowest() -> None:
     assert slowest([Times(1, 1, 5, 3), Times(2, 0.5, 2, 3)]) == Times(2, 1, 5, 3)
 
 
+class ScriptedTimer:
+    """Each batch takes what the script says, on a clock that all timers share."""
+
+    clock = 0.0
+
+    def __init__(self, name: str, costs: list[float], order: list[str]) -> None:
+        self.name, self.costs, self.order = name, iter(costs), order
+
+    def queue(self) -> None:
+        self.order.append(self.name)
+        ScriptedTimer.clock += next(self.costs)
+
+    def mark(self) -> float:
+        return ScriptedTimer.clock
+
+    def between(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def settle(self) -> None:
+        self.order.append("settled")
+
+
+def test_turns_go_there_and_back() -> None:
+    order: list[str] = []
+    timers = [ScriptedTimer("a", [9, 1, 2], order), ScriptedTimer("b", [9, 3, 4], order)]
+    assert interleaved(timers, 2) == [[1, 2], [3, 4]]  # type: ignore[arg-type]
+    assert order == ["b", "a", "a", "b", "b", "a", "settled"]
+
+
+def test_overhead_is_the_median_of_the_rounds_ratios() -> None:
+    drifting = [100.0 * 1.1**i for i in range(8)]
+    samples = {"dense": drifting, "rs": [1.01 * us for us in drifting], "sp_rs": [*drifting[:-1], 1e6]}
+    rs, sp_rs = report.overheads(samples)
+    assert (rs["mode"], rs["overhead_percent"], rs["rounds"]) == ("rs", pytest.approx(1.0), 8)
+    assert rs["quartiles"] == [pytest.approx(1.0)] * 2
+    assert sp_rs["overhead_percent"] == pytest.approx(0.0)
+
+
+def test_long_calls_come_in_small_graphs() -> None:
+    effort = Effort(calls=20, graph_us=15_000.0)
+    assert [effort.calls_of(us) for us in (0.0, 10, 750, 3000, 100_000)] == [20, 20, 20, 5, 3]
+
+
+def test_verdicts_compare_with_every_sum() -> None:
+    parts = {"own_sum_us": 10.0, "sum_us": 30.0, "gemms_sum_us": 20.0, "norm_us": 1.0}
+    assert verdicts(20.0, parts) == {"own_sum_us": False, "sum_us": True, "gemms_sum_us": True}
+    assert "own_sum NO, sum yes" in report.baseline_line(parts, verdicts(20.0, parts))
+
+
+def test_token_owners_own_equally_many_rows() -> None:
+    assert [jobs.Sweep([1], ("sp_rs",)).rows_beside(m, 4) for m in (1, 4, 5)] == [4, 4, 8]
+    assert jobs.Sweep([1], ("rs",)).rows_beside(5, 4) == 5
+    assert jobs.Sweep([1], ("sp_rs",), 64).rows_beside(5, 4) == 64
+
+
 # ----------------------------------------------------------------------------------------------------------------- plans
 def test_overrides_reach_the_plan() -> None:
     shape = Shape(8, shared_tokens=64)
@@ -151,7 +217,7 @@ def test_pinned_plan_is_one_kernel() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ runs
 def test_producer_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = options(tokens=3, shared_tokens=4, experts=2, topk=2, ranks=2, eager=1)
+    shape = options(tokens=3, shared_tokens=4, experts=2, topk=2, ranks=2, eager=1, rounds=2)
     assert cli.main(["bench", "producer", *shape, "--no-warm", "--json", str(tmp_path / "run.json")]) == 0
     run = report.load(tmp_path / "run.json")
     assert [row["mode"] for row in run["rows"]] == ["dense", "rs", "sp_rs"]
@@ -163,6 +229,8 @@ def test_producer_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert row["work"]["floor_us"] > 0
         assert row["shape"]["ranks"] == 2
         assert set(row["plan"]) >= {"routed_tokens", "num_stages", "splits", "grid"}
+    assert [found["mode"] for found in run["publication"]] == ["rs", "sp_rs"]
+    assert all(found["dense_us"] > 0 and found["cold"] for found in run["publication"])
     assert set(run) >= {"schema", "kind", "command", "date", "commit", "kernels", "machine", "ceilings", "rows"}
     assert "rs " in capsys.readouterr().out
 
@@ -179,7 +247,13 @@ def test_sweep_run_and_plot(tmp_path: Path) -> None:
         ("routed", 2, 0),
     ]
     assert all(len(r["graph"]) == 1 for r in rows)
-    assert {"shared_gemms_us", "norm_us", "publication_copy_us", "own_sum_us"} <= set(rows[0]["baselines"])
+    parts = rows[0]["baselines"]
+    assert {"grouped_gemms_us", "publication_copy_us", "shared_us", "routed_us"} <= set(parts)
+    assert parts["gemms_sum_us"] == parts["grouped_gemms_us"] + parts["shared_gemms_us"]
+    around = ("gather_us", "gating_us", "slots_us", "norm_us", "shared_gating_us")
+    assert parts["sum_us"] == pytest.approx(parts["gemms_sum_us"] + sum(parts[name] for name in around))
+    assert parts["own_sum_us"] == pytest.approx(rows[1]["us"] + parts["shared_gemms_us"] + parts["norm_us"])
+    assert rows[0]["not_slower_than"] == verdicts(rows[0]["us"], parts)
     assert picture.stat().st_size > 1000
     assert cli.main(["bench", "plot", str(saved), str(tmp_path / "again.svg")]) == 0
 
@@ -226,6 +300,21 @@ def test_a_wrong_result_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(case.Case, "call", wrong)
     with pytest.raises(check.CheckFailed, match=name):
         bench.measure("dense", Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+@pytest.mark.parametrize("mode", ["rs", "sp_rs"])
+def test_a_wrong_publication_gets_no_time(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def wrong(self: case.Case, number: int) -> None:
+        called(self, number)
+        assert self.published is not None
+        self.published.workspace[0, -1].mul_(1.05)
+
+    monkeypatch.setattr(case.Case, "call", wrong)
+    with pytest.raises(check.CheckFailed, match="what rank 0 published"):
+        bench.measure(mode, Effort(1, 1, 0, (1,)))
     bench.destroy()
 
 
