@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from deep_gemm_k3 import envs
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import data
@@ -34,6 +35,11 @@ ONE_RANK = WorldShape((768,), 8, 4, 1024, 512, 768, 2048, 256)
 TWO_RANKS = WorldShape((384,) * 2, 8, 4, 1024, 512, 384, 2048, 256)
 FOUR_RANKS = WorldShape((384,) * 4, 16, 4, 1024, 512, 384, 1152, 256)
 EIGHT_RANKS = WorldShape((384,) * 8, 32, 4, 1024, 512, 384, 2048, 256)
+
+
+def patience_s() -> float:
+    """The limit of waits where a test names none; a tool that slows kernels down sets DGK3_TIMEOUT_S."""
+    return envs.TIMEOUT_S.get() if envs.TIMEOUT_S.is_set() else 10.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Family:
     @property
     def session(self) -> Session:
         if self._session is None:
-            self._session = Session(self.shape, device=DEVICE, **{"timeout_s": 10.0, **self._buffer_options})
+            self._session = Session(self.shape, device=DEVICE, **{"timeout_s": patience_s(), **self._buffer_options})
         return self._session
 
     def weights(self, kind: str = "exact", seed: int = 1) -> list[RankInput]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from mega_support import DEVICE, Family, Signature, how_of
+from mega_support import DEVICE, Family, Signature, how_of, patience_s
 
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.group import Group, as_group
@@ -44,7 +44,7 @@ class ProcessFamily(Family):
     @property
     def session(self) -> Any:
         if self._session is None:
-            options = {"device": DEVICE, "timeout_s": 10.0, **self._buffer_options}
+            options = {"device": DEVICE, "timeout_s": patience_s(), **self._buffer_options}
             self._session = OneRank(self.shape, **options)  # type: ignore[assignment]
         return self._session
 
