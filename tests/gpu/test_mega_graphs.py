@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, 
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3.mega.buffer import SymmBuffer
+from deep_gemm_k3.mega.group import Group
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.runner import RankCall
-from deep_gemm_k3.testing.world import mega_moe_reference
+from deep_gemm_k3.testing.world import RankInput, RankOutput, mega_moe_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
@@ -111,56 +112,61 @@ def test_several_graphs_and_eager_calls_share_a_buffer() -> None:
     ONE.each_rank(body)
 
 
+def replay_publishing(
+    group: Group, buffer: SymmBuffer, worlds: Sequence[Sequence[RankInput]], expected: Sequence[Sequence[RankOutput]]
+) -> None:
+    """One rank's part: three publishing calls a graph, generations moving inside it; an eager call before, four replays
+    with changing routed inputs."""
+    call = rank_call(buffer, worlds[0][group.rank], RS)
+    call.fill()
+    call.settle()
+    group.barrier("ready")
+    call.call()
+    call.settle()
+    group.barrier("warm")
+    published = call.published
+    assert published is not None
+
+    def three() -> None:
+        for _ in range(3):
+            published.rotate()
+            call.call()
+
+    for rank in range(group.size):  # torch's own preparations for a capture, one rank at a time
+        if rank == group.rank:
+            graph = capture(three)
+        group.barrier("captured")
+    for replay in range(4):
+        given, want = worlds[replay % 2][group.rank], expected[replay % 2]
+        refill(call, given)
+        published.workspace.fill_(float("nan"))
+        call.y.fill_(float("nan"))
+        call.settle()
+        group.barrier("filled")
+        graph.replay()
+        call.settle()
+        group.barrier("replayed")
+        metrics.assert_close(call.y, want[group.rank].y, "y")
+        shard = published.workspace.size(3)
+        mine = slice(shard * group.rank, shard * (group.rank + 1))
+        fragments = torch.stack([one.shared_y[:, mine] for one in want if one.shared_y is not None], 1)
+        for generation in range(3):
+            metrics.assert_bitwise(published.workspace[generation], fragments, f"generation {generation}")
+        group.barrier("compared")
+    call.destroy()
+
+
+def two_worlds(family: Family, tokens: tuple[int, ...]) -> list[list[RankInput]]:
+    """Inputs of all ranks, twice, with the same shared rows: their tensor is frozen into a graph."""
+    first, second = (family.world(tokens, 16, seed=seed) for seed in range(2))
+    return [first, [replace(one, shared=of.shared) for one, of in zip(second, first, strict=True)]]
+
+
 def test_graphs_of_several_ranks() -> None:
-    """Three publishing calls a graph, generations moving inside it; replayed by all ranks at once, and eager calls after."""
-    worlds = [FOUR.world((5, 0, 70, 129), 16, seed=seed) for seed in range(2)]
+    """Replayed by all ranks at once."""
+    worlds = two_worlds(FOUR, (5, 0, 70, 129))
     expected = [mega_moe_reference(world, RS.options) for world in worlds]
-
-    def body(group: LocalRank, buffer: SymmBuffer) -> None:
-        call = rank_call(buffer, worlds[0][group.rank], RS)
-        call.fill()
-        call.settle()
-        group.barrier("ready")
-        call.call()
-        call.settle()
-        group.barrier("warm")
-        published = call.published
-        assert published is not None
-
-        def three() -> None:
-            for _ in range(3):
-                published.rotate()
-                call.call()
-
-        for rank in range(group.size):  # torch's own preparations for a capture, one rank at a time
-            if rank == group.rank:
-                graph = capture(three)
-            group.barrier("captured")
-        for replay in range(4):
-            given, want = worlds[replay % 2][group.rank], expected[replay % 2]
-            refill(call, given)
-            published.workspace.fill_(float("nan"))
-            call.y.fill_(float("nan"))
-            call.settle()
-            group.barrier("filled")
-            graph.replay()
-            call.settle()
-            group.barrier("replayed")
-            metrics.assert_close(call.y, want[group.rank].y, "y")
-            shard = published.workspace.size(3)
-            mine = slice(shard * group.rank, shard * (group.rank + 1))
-            fragments = torch.stack([one.shared_y[:, mine] for one in want], 1)
-            for generation in range(3):
-                metrics.assert_bitwise(published.workspace[generation], fragments, f"generation {generation}")
-            group.barrier("compared")
-        call.destroy()
-
-    # The shared rows must be the same for both worlds: their tensor is frozen into the graph.
-    shared = worlds[0][0].shared
-    assert shared is not None
-    worlds[1] = [replace(one, shared=first.shared) for one, first in zip(worlds[1], worlds[0], strict=True)]
-    expected[1] = mega_moe_reference(worlds[1], RS.options)
-    FOUR.each_rank(body)
+    FOUR.each_rank(lambda group, buffer: replay_publishing(group, buffer, worlds, expected))
 
 
 def test_an_unwarmed_signature_is_refused_inside_a_capture() -> None:
