@@ -24,12 +24,15 @@ WORLD = k3(8, 896, 16, 384, SP_RS)
 FAMILIES = (ONE, SIXTEEN, RANK, WORLD)
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 65, 384])
+SMALL_COUNTS = (0, 1, 2, 7, 8, 9, 31, 64, 65, 127, 128, 129, 384)
+
+
+@pytest.mark.parametrize("tokens", SMALL_COUNTS)
 def test_one_expert(tokens: int) -> None:
     ONE.check(ONE.world(tokens), EXACT_SITU)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 33, 384])
+@pytest.mark.parametrize("tokens", SMALL_COUNTS)
 def test_every_expert_for_every_token(tokens: int) -> None:
     SIXTEEN.check(SIXTEEN.world(tokens), EXACT_SITU, calls=2)
 
@@ -37,12 +40,21 @@ def test_every_expert_for_every_token(tokens: int) -> None:
 @pytest.mark.parametrize(
     ("tokens", "shared_tokens", "routing"),
     [
+        (0, 9, "uniform"),
         (1, 8, "uniform"),
+        (2, 0, "duplicates"),
+        (7, 7, "hot_expert"),
         (8, 8, "k3_router"),
+        (9, 31, "holes"),
+        (31, 2, "k3_router"),
         (64, 1, "uniform"),
+        (65, 129, "duplicates"),
+        (127, 65, "k3_router"),
+        (128, 127, "hot_expert"),
         (129, 128, "holes"),
         (500, 64, "k3_router"),
         (2048, 384, "uniform"),
+        (2304, 200, "k3_router"),
     ],
 )
 def test_a_rank_of_112_experts(tokens: int, shared_tokens: int, routing: str) -> None:

@@ -33,7 +33,10 @@ WIDTHS = {
     (8192, 256): Family(WorldShape((384,), 4, 2, 8192, 256), EXACT_SWIGLU),
 }
 WIDE_TOPK = Family(WorldShape((384,), 40, 32, 1024, 128), EXACT_SWIGLU)
-FAMILIES = (SMALL, *WIDTHS.values(), WIDE_TOPK)
+# One kernel for all token counts, so that every top-k up to the model's is cheap.
+INVARIANT = Signature("routed", SWIGLU, batch_invariant=True)
+TOPKS = {topk: Family(WorldShape((384,), 24, topk, 256, 128), INVARIANT) for topk in range(1, 17)}
+FAMILIES = (SMALL, *WIDTHS.values(), WIDE_TOPK, *TOPKS.values())
 
 TOKENS = (0, 1, 2, 7, 8, 9, 31, 64, 65, 127, 128, 129, 500, 2048, CAPACITY)
 
@@ -85,6 +88,13 @@ def test_one_expert_takes_all_slots(tokens: int) -> None:
 def test_widths(width: tuple[int, int], tokens: int) -> None:
     family = WIDTHS[width]
     family.check(family.world(tokens, routing="holes", seed=tokens), EXACT_SWIGLU)
+
+
+@pytest.mark.parametrize("topk", TOPKS)
+def test_every_topk(topk: int) -> None:
+    family = TOPKS[topk]
+    for tokens, routing in ((1, "uniform"), (45, "k3_router"), (150, "holes"), (33, "duplicates")):
+        family.check(family.world(tokens, routing=routing, seed=tokens), INVARIANT)
 
 
 @pytest.mark.parametrize("tokens", [1, 37, 384])
