@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Runs the whole GPU suite and writes one JSON report: commit, machine, versions, and every test's outcome and duration.
 
-    python scripts/gpu_report.py [--out FILE] [--commit ID] [pytest arguments]
+    python scripts/gpu_report.py [--out FILE] [--commit ID] [--limit SECONDS] [pytest arguments]
 
 Without pytest arguments everything marked gpu runs. The exit code is pytest's. The file is kept up to date while the tests
-run, so a run that is killed leaves what it has and the test it was in. Reports worth keeping live in docs/runs/.
+run, so a run that is killed leaves what it has and the test it was in; one that passes its limit ends so by itself, with
+exit code 124. Reports worth keeping live in docs/runs/.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,13 @@ class Recorder:
         scratch.replace(self.out)
         self.written = time.time()
 
+    def stop(self) -> None:
+        """End the process, whatever its main thread hangs in."""
+        self.report["exit_code"] = 124
+        self.write()
+        print(f"{self.out}: stopped at the limit in {self.report.get('running')}: {self.report['totals']}", flush=True)
+        os._exit(124)
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.report["running"] = nodeid
         if time.time() - self.written > 1.0:
@@ -94,12 +103,14 @@ class Recorder:
         self.write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        test = self.tests.setdefault(report.nodeid, {"outcome": "running", "seconds": 0.0})
         test["seconds"] = round(test["seconds"] + report.duration, 3)
         if report.failed:
             test["outcome"] = "failed" if report.when == "call" else "error"
             test["message"] = str(report.longrepr)[-2000:]
-        elif report.skipped and test["outcome"] == "passed":
+        elif report.passed and report.when == "call":
+            test["outcome"] = "passed"
+        elif report.skipped and test["outcome"] == "running":
             test["outcome"] = "skipped"
             test["message"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
 
@@ -108,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_report.json"))
     parser.add_argument("--commit", help="where the tree has no repository")
+    parser.add_argument("--limit", type=float, help="seconds for the whole run")
     options, arguments = parser.parse_known_args()
     sys.path.insert(0, str(ROOT))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as tests/gpu/conftest.py, before CUDA starts
@@ -126,6 +138,10 @@ def main() -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(report, options.out)
+    if options.limit is not None:
+        timer = threading.Timer(options.limit, recorder.stop)
+        timer.daemon = True
+        timer.start()
     code = int(pytest.main(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"], plugins=[recorder]))
     report["exit_code"] = code
     recorder.write()

@@ -20,8 +20,11 @@ def mega_kernels(request: pytest.FixtureRequest) -> None:
 
     if mega_support.DEVICE.type != "cuda":
         return
-    modules = {id(item.module): item.module for item in request.session.items if hasattr(item.module, "FAMILIES")}
-    families = [family for module in modules.values() for family in module.FAMILIES]
+    modules = {id(item.module): item.module for item in request.session.items}
+    for module in modules.values():
+        if hasattr(module, "BACKGROUND"):
+            module.BACKGROUND.start()
+    families = [family for module in modules.values() for family in getattr(module, "FAMILIES", ())]
     print(f"\n{mega_support.compile_families(families)}")
 
 
