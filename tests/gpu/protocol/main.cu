@@ -1,5 +1,5 @@
 // Protocol test on one GPU: the real roles around stand-in tiles, several local ranks, exact integer checks.
-//   protocol_test [correct|abort|time|all] [calls]
+//   protocol_test [correct|single|abort|time|all] [calls]    single: one rank only, for tools that serialise kernels
 // Run it with CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER: ranks must neither share a queue nor load
 // lazily. Prints one line per experiment; the last line is PASSED or FAILED.
 #include <string>
@@ -40,6 +40,7 @@ constexpr Config kEight =
     make_config({8, 64, 16, 384, 384, 1024, 256, 128}, 8, SharedOutput::kTokenOwner, {2, 2, 2, 2});
 constexpr Config kWide = make_config({8, 896, 16, 384, 384, 3584, 3072, 256}, 16, SharedOutput::kNone);
 constexpr Config kLocal = make_config({1, 896, 32, 384, 384, 1024, 256, 128}, 32, SharedOutput::kDense);
+constexpr Config kCrowd = make_config({8, 16, 32, 384, 384, 256, 128, 128}, 64, SharedOutput::kNone);
 constexpr Config kSmall1 = make_config({1, 1, 1, 384, 384, 3584, 3072, 128}, 8, SharedOutput::kNone);
 constexpr Config kSmall8 = make_config({8, 8, 1, 384, 384, 3584, 3072, 128}, 64, SharedOutput::kNone);
 
@@ -55,6 +56,7 @@ DEFINE_KERNEL(run_four, kFour)
 DEFINE_KERNEL(run_eight, kEight)
 DEFINE_KERNEL(run_wide, kWide)
 DEFINE_KERNEL(run_local, kLocal)
+DEFINE_KERNEL(run_crowd, kCrowd)
 DEFINE_KERNEL(run_small1, kSmall1)
 DEFINE_KERNEL(run_small8, kSmall8)
 
@@ -118,12 +120,21 @@ void run_calls(const char* name, World& world, int max_tokens, int num_calls, in
                       (skew ? ", skewed" : ""));
 }
 
-void run_correctness(int calls) {
+void run_single(int calls) {
     {
         World world(kOne, run_one, 132);
         run_calls("1 rank, 4 experts, top-2", world, 65, calls, 12, true);
         run_calls("1 rank, plain counts", world, 384, calls / 4, 6, false);
     }
+    {
+        World world(kLocal, run_local, 132);
+        run_calls("1 rank, 896 local experts, top-32", world, 48, calls / 4, 6, false);
+        run_calls("1 rank, 896 local, two-level", world, 300, calls / 8, 3, false);
+    }
+}
+
+void run_correctness(int calls) {
+    run_single(calls);
     {
         World world(kTwo, run_two, 66);
         run_calls("2 ranks, dense shared, hidden 1152", world, 64, calls, 12, true);
@@ -137,17 +148,16 @@ void run_correctness(int calls) {
     {
         World world(kEight, run_eight, 16);
         run_calls("8 ranks, token owner, splits", world, 64, calls, 12, true);
-        run_calls("8 ranks, two-level counts", world, 200, calls / 8, 6, true);
+        run_calls("8 ranks, two-level counts, pool order", world, 200, calls / 4, 6, true);
     }
     {
         World world(kWide, run_wide, 16);
-        run_calls("8 ranks, 896 experts, top-16, 3584/3072", world, 32, calls / 8, 6, true);
-        run_calls("8 ranks, wide, two-level", world, 128, calls / 32, 2, true);
+        run_calls("8 ranks, 896 experts, top-16, 3584/3072", world, 32, calls / 16, 6, true);
+        run_calls("8 ranks, wide, pool order", world, 128, calls / 32, 2, true);
     }
     {
-        World world(kLocal, run_local, 132);
-        run_calls("1 rank, 896 local experts, top-32", world, 48, calls / 4, 6, false);
-        run_calls("1 rank, 896 local, two-level", world, 300, calls / 8, 3, false);
+        World world(kCrowd, run_crowd, 1);
+        run_calls("8 ranks of one CTA, 32-bit counts", world, 384, calls / 32, 1, false);
     }
 }
 
@@ -328,6 +338,8 @@ int main(int argc, char** argv) {
     const std::string mode = argc > 1 ? argv[1] : "all";
     if (mode == "correct" || mode == "all")
         run_correctness(argc > 2 ? atoi(argv[2]) : 256);
+    if (mode == "single")
+        run_single(argc > 2 ? atoi(argv[2]) : 8);
     if (mode == "abort" || mode == "all")
         run_aborts();
     if (mode == "time" || mode == "all")

@@ -54,7 +54,7 @@ struct Engine {
     static __device__ void produce(const sched::Context&, sched::TaskIterator<C>&) {}
 
     static __device__ void consume(const sched::Context& ctx) {
-        sched::TaskIterator<C> tasks(ctx);
+        sched::TaskIterator<C, false> tasks(ctx);
         sched::Task task;
         auto* is_owner = reinterpret_cast<volatile uint32_t*>(ctx.shared);
         while (tasks.next(task)) {

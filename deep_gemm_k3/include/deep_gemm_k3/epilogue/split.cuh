@@ -11,6 +11,11 @@
 
 namespace deep_gemm_k3::epilogue {
 
+// Larger tiles are never split: there are enough of them.
+DG_HOST_DEVICE constexpr bool can_split(const TileShape& tile) {
+    return tile.num_rows * tile.num_tokens <= plan::kMaxSplitTileElements;
+}
+
 template <Config C, int kNumBlocks, int kNumAccumulators>
 struct SplitReduction {
     static constexpr int kNumVectors = kNumAccumulators / 4;

@@ -19,27 +19,26 @@ struct ToPeer {
 
     __device__ __forceinline__ explicit ToPeer(const sched::Context& context) : ctx(context) {}
 
-    // Places of the tokens' partials: token slot and source rank.
+    // Places of the tokens' partials.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
         const auto* info =
             reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
             uint64_t(task.block) * kTokens;
 #pragma unroll
-        for (int i = 0; i < Rows::kPerLane; ++i) {
-            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].token_slot);
-            rows.second[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].source_rank);
-        }
+        for (int i = 0; i < Rows::kPerLane; ++i)
+            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].place);
     }
 
-    // Turns places into addresses.
+    // Turns places into addresses; zero for a token that is not there, or never came after an abort.
     __device__ __forceinline__ void locate(const sched::Task& task, Rows& rows) const {
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i) {
+            const uint32_t slot = rows.first[i] / kMaxNumRanks, rank = rows.first[i] % kMaxNumRanks;
             uint64_t address = 0;
-            if (static_cast<int>((me.lane + 32 * i) % kTokens) < task.num_valid_tokens)
-                address = reinterpret_cast<uint64_t>(
-                    sched::peer_component<C>(ctx, rows.second[i], plan::Component::kPartials) +
-                    plan::partial_offset(C.shape, rows.first[i]));
+            if (static_cast<int>((me.lane + 32 * i) % kTokens) < task.num_valid_tokens && rank < C.shape.num_ranks &&
+                slot < static_cast<uint32_t>(C.shape.num_max_tokens * C.shape.num_topk))
+                address = reinterpret_cast<uint64_t>(sched::peer_component<C>(ctx, rank, plan::Component::kPartials) +
+                                                     plan::partial_offset(C.shape, slot));
             rows.first[i] = static_cast<uint32_t>(address);
             rows.second[i] = static_cast<uint32_t>(address >> 32);
         }
@@ -64,7 +63,7 @@ struct ToPeer {
                         const uint32_t from = (pass + token) & 31;
                         const uint64_t low = __shfl_sync(0xFFFFFFFFu, rows.first[index], from);
                         const uint64_t high = __shfl_sync(0xFFFFFFFFu, rows.second[index], from);
-                        if (pass + static_cast<int>(token) < task.num_valid_tokens)
+                        if ((low | high) != 0)
                             ptx::store_relaxed_sys_v4(
                                 reinterpret_cast<void*>((low | high << 32) + (first_row + chunk * 8) * 2),
                                 {v.word[0], v.word[1], v.word[2], v.word[3]});

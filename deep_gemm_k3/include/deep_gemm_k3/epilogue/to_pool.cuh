@@ -39,6 +39,7 @@ struct ToPool {
     static constexpr int kPass =
         min_of(kTokens, 32); // tokens per turn of the loop: one copy of its code serves them all
     static constexpr int kNumGroups = kPass / 8;
+    static constexpr bool kSkips = kTokens > 32; // groups without tokens; narrower tiles have no registers for it
     using Rows = TokenRows<kTokens>;
     using Accumulators = float[2][kTokens / 2];
     using Activate = RoutedActivation<C>;
@@ -137,21 +138,29 @@ struct ToPool {
         const int num_tokens = task.num_valid_tokens;
 #pragma unroll 1
         for (int first = 0; first < num_tokens; first += kPass) {
-            uint32_t codes[kNumGroups];
+            uint32_t codes[kNumGroups] = {};
 #pragma unroll
             for (int j = 0; j < kNumGroups; ++j) {
+                if (kSkips && first + 8 * j >= num_tokens)
+                    break;
                 codes[j] = activate_group(j, activate, rows, acc);
                 if (me.row == 0)
                     ptx::store_shared_4(codes_address(me.warp) + first * 2 + j * 16, codes[j]);
             }
             me.sync();
 #pragma unroll
-            for (int j = 0; j < kNumGroups; ++j)
+            for (int j = 0; j < kNumGroups; ++j) {
+                if (kSkips && first + 8 * j >= num_tokens)
+                    break;
                 codes[j] =
                     ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + first * 2 + j * 16));
+            }
 #pragma unroll
-            for (int j = 0; j < kNumGroups; j += 2)
+            for (int j = 0; j < kNumGroups; j += 2) {
+                if (kSkips && first + 8 * j >= num_tokens)
+                    break;
                 store_groups(j, first, &codes[j], acc, tile);
+            }
             rows.advance();
             shift_accumulators<kPass / 2>(acc[0]);
             shift_accumulators<kPass / 2>(acc[1]);

@@ -42,6 +42,10 @@ struct RegisterSplit {
     int math;
     int other;
 };
+// Summing splits takes registers of the math warps that unsplit tiles leave to the other roles.
+DG_HOST_DEVICE constexpr bool is_split(const Config& c) {
+    return c.splits.routed_l1 > 1 || c.splits.routed_l2 > 1 || c.splits.shared_l1 > 1 || c.splits.shared_l2 > 1;
+}
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     if (c.num_math_warpgroups != 2)
         return {0, 0};
@@ -49,7 +53,7 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     case 1:
         return c.routed_tile.num_tokens <= 64 ? RegisterSplit{200, 104} : RegisterSplit{216, 72};
     case 2:
-        return {96, 48};
+        return is_split(c) ? RegisterSplit{96, 48} : RegisterSplit{88, 64};
     default:
         return {72, 24};
     }

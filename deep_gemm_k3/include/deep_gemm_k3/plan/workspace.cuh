@@ -95,9 +95,14 @@ struct alignas(16) RowInfo {
     uint32_t token_slot; // token * num_topk + slot on the source rank
     uint32_t source_rank;
     float weight;
-    uint32_t reserved;
+    uint32_t place; // both of the above in one word, see row_place
 };
 static_assert(sizeof(RowInfo) == 16);
+
+// A buffer never holds 2^26 slots: their partials alone would take more memory than a device has.
+DG_HOST_DEVICE constexpr uint32_t row_place(uint32_t token_slot, uint32_t source_rank) {
+    return token_slot * kMaxNumRanks + source_rank;
+}
 
 // ---- derived sizes
 DG_HOST_DEVICE constexpr uint64_t num_max_routes(const BufferShape& s) {

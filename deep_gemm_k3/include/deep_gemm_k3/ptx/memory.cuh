@@ -34,6 +34,10 @@ __device__ __forceinline__ Word16 load_relaxed_sys_b128(const void* p) {
         : "memory");
     return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
 }
+// Asks for the 128-byte line of an address; no register waits for it.
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 __device__ __forceinline__ void store_relaxed_sys_b128(void* p, Word16 v) {
     const uint64_t low = v.x | uint64_t(v.y) << 32, high = v.z | uint64_t(v.w) << 32;
     asm volatile(
@@ -64,6 +68,11 @@ __device__ __forceinline__ void red_release_gpu_add(void* p, uint32_t v) {
 }
 __device__ __forceinline__ void red_release_sys_add(void* p, uint32_t v) {
     asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint32_t atom_relaxed_gpu_add(void* p, uint32_t v) {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
 }
 __device__ __forceinline__ uint32_t atom_acq_rel_gpu_add(void* p, uint32_t v) {
     uint32_t old;

@@ -16,6 +16,11 @@ __device__ __forceinline__ uint32_t cta_index() {
     asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(index));
     return index;
 }
+__device__ __forceinline__ uint32_t cta_count() {
+    uint32_t count;
+    asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(count));
+    return count;
+}
 
 // Named barriers of a CTA. 0 is __syncthreads.
 enum class NamedBarrier : int {
@@ -32,6 +37,16 @@ enum class NamedBarrier : int {
 
 __device__ __forceinline__ void barrier_sync(NamedBarrier barrier, int num_threads) {
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(static_cast<int>(barrier)), "r"(num_threads) : "memory");
+}
+// As barrier_sync; true for all threads when `condition` is true in all of them.
+__device__ __forceinline__ bool barrier_all(NamedBarrier barrier, int num_threads, bool condition) {
+    uint32_t all;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbarrier.red.and.pred.aligned q, %1, %2, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n}"
+        : "=r"(all)
+        : "r"(static_cast<int>(barrier)), "r"(num_threads), "r"(static_cast<uint32_t>(condition))
+        : "memory");
+    return all != 0;
 }
 __device__ __forceinline__ void barrier_arrive(NamedBarrier barrier, int num_threads) {
     asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(static_cast<int>(barrier)), "r"(num_threads) : "memory");

@@ -1,4 +1,4 @@
-// Warpgroup MMA, BF16 x BF16 -> FP32, m64nNk16, N = 8, 16, 32, 64, 128: accumulators += A * B. One wrapper = one
+// Warpgroup MMA, BF16 x BF16 -> FP32, m64nNk16, N = 8, 16, 32, 64, 96, 128: accumulators += A * B. One wrapper = one
 // instruction. A comes from registers (the m64k16 fragment of the PTX ISA) or from shared memory; B from shared memory.
 // The accumulator of thread (warp w, group g = lane / 4, t = lane % 4): d[4j + i] is row 16w + g + 8 * (i >> 1),
 // column 8j + 2t + (i & 1).
@@ -49,13 +49,15 @@ struct Wgmma;
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
 #define DG_ACC16(i) DG_ACC8(i), DG_ACC8(i + 8)
 #define DG_ACC32(i) DG_ACC16(i), DG_ACC16(i + 16)
+#define DG_ACC48(i) DG_ACC32(i), DG_ACC16(i + 32)
 #define DG_ACC64(i) DG_ACC32(i), DG_ACC32(i + 32)
 #define DG_LIST4 "%0, %1, %2, %3"
 #define DG_LIST8 DG_LIST4 ", %4, %5, %6, %7"
 #define DG_LIST16 DG_LIST8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define DG_LIST32 DG_LIST16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define DG_LIST64 DG_LIST32                                                                                    \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                         \
+#define DG_LIST48 DG_LIST32                                                                                    \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define DG_LIST64 DG_LIST48                                                                                    \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 #define DG_WGMMA(N, HALF, A0, A1, A2, A3, A4)                                                                  \
@@ -78,17 +80,20 @@ DG_WGMMA(8, 4, "%4", "%5", "%6", "%7", "%8")
 DG_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12")
 DG_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20")
 DG_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
+DG_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52")
 DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 #undef DG_WGMMA
 #undef DG_LIST4
 #undef DG_LIST8
 #undef DG_LIST16
 #undef DG_LIST32
+#undef DG_LIST48
 #undef DG_LIST64
 #undef DG_ACC4
 #undef DG_ACC8
 #undef DG_ACC16
 #undef DG_ACC32
+#undef DG_ACC48
 #undef DG_ACC64
 // clang-format on
 

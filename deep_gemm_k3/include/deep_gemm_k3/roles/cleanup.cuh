@@ -12,6 +12,7 @@ namespace deep_gemm_k3::roles {
 // it. Counts are cumulative and only calls that publish take part, so the expected values live beside them. One warp.
 template <Config C>
 __device__ __forceinline__ void make_publication_visible(const Context& ctx, bool healthy) {
+    __syncwarp();
     ptx::barrier_sync(ptx::NamedBarrier::kTasksDone, C.num_math_warpgroups * 128 + 32);
 #pragma unroll 1
     for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
@@ -38,7 +39,9 @@ __device__ __forceinline__ void make_publication_visible(const Context& ctx, boo
 // sync/dependencies.cuh for why nobody else can be using them.
 template <Config C>
 __device__ __forceinline__ void reset_counters(const Context& ctx, const DispatchWarp& self) {
-    const int first = self.unit * 32 + ctx.lane_idx, stride = self.num_units * 32;
+    // Read anew: what the beginning of dispatch computed need not live until here.
+    const int first = ptx::cta_index() * kNumDispatchThreads + self.thread,
+              stride = ptx::cta_count() * kNumDispatchThreads;
     const uint32_t other = ctx.parity ^ 1;
     auto* used_blocks = reinterpret_cast<uint32_t*>(ctx.buffer + plan::control::kUsedBlocks);
     const auto zero = [&](uint8_t* counters, int count) {
@@ -55,6 +58,7 @@ __device__ __forceinline__ void reset_counters(const Context& ctx, const Dispatc
     zero(sync::split_counter<C>(ctx, other, 0), plan::kMaxSplitTasks);
     if (first == 0) {
         zero(ctx.buffer + plan::control::kScanBarrier + other * plan::kControlLineBytes, 1);
+        zero(ctx.buffer + plan::control::kTaskClaim + other * plan::kControlLineBytes, 1);
         used_blocks[ctx.parity] = *words_at(ctx, plan::roles_memory::kNumBlocks);
     }
 }

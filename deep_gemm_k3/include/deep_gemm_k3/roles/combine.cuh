@@ -92,6 +92,7 @@ __device__ __forceinline__ float row_scale(const Context& ctx, float squares, in
         squares += __shfl_xor_sync(0xFFFFFFFFu, squares, delta);
     if (ctx.lane_idx == 0)
         sums[ctx.warp_idx] = squares;
+    __syncwarp();
     // One barrier a token: the sums have two buffers, and nobody reaches the second token from here before all read
     // this.
     ptx::barrier_sync(ptx::NamedBarrier::kMath, CombineShape<C>::kNumThreads);

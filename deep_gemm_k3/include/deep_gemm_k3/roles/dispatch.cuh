@@ -13,7 +13,7 @@ __device__ __forceinline__ void dispatch(const Context& ctx) {
         plan::kNumDispatchWarps * ctx.num_ctas};
     push<C>(ctx, self);
     debug::mark(ctx, debug::Event::kPushed);
-    Share share{};
+    Share<C> share;
     const bool healthy = build_list<C>(ctx, self, share);
     if (healthy) {
         debug::mark(ctx, debug::Event::kListed);

@@ -52,6 +52,11 @@ struct Group {
     uint32_t codes[8];
     uint32_t scale;
 };
+__device__ __forceinline__ void load_codes(Group& group, const uint8_t* from) {
+    const uint4 first = reinterpret_cast<const uint4*>(from)[0], second = reinterpret_cast<const uint4*>(from)[1];
+    group.codes[0] = first.x, group.codes[1] = first.y, group.codes[2] = first.z, group.codes[3] = first.w;
+    group.codes[4] = second.x, group.codes[5] = second.y, group.codes[6] = second.z, group.codes[7] = second.w;
+}
 
 template <Config C>
 __device__ __forceinline__ void gather_codes(
@@ -63,9 +68,8 @@ __device__ __forceinline__ void gather_codes(
 #pragma unroll
         for (int i = 0; i < in_flight; ++i) {
             const int group = in_flight == 1 ? first : min(first + 32 * i, row.end_group - 1);
-            const auto* vectors = reinterpret_cast<const uint4*>(codes + group * 32);
-            const uint4 a = vectors[0], b = vectors[1];
-            groups[i] = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, scales[group]};
+            load_codes(groups[i], codes + group * 32);
+            groups[i].scale = scales[group];
         }
 #pragma unroll
         for (int i = 0; i < in_flight; ++i)
@@ -145,27 +149,22 @@ struct Route {
     uint32_t begin_part, end_part; // of the row, in this warp's share
 };
 
-// Finds pool rows of the 32 routes from `first` on and notes their RowInfo. Ranks inside the warp's share follow the
-// order of the routes: equal experts are matched across the lanes, the lowest lane moves the cursor.
+// Finds pool rows of the 32 routes from `first` on, whose words are in `share`, and notes their RowInfo. Ranks inside
+// the warp's share follow the order of the routes: equal experts are matched across the lanes, the lowest lane moves
+// the cursor.
 template <Config C>
 __device__ __forceinline__ Route place_route(
-    const Context& ctx, const DispatchWarp& self, const Share& share, uint32_t first, WordCursor<C>& cursor) {
-    const uint32_t index = first + ctx.lane_idx;
-    uint32_t expert = 0xFFFFFFFFu, weight = 0;
-    Route route{};
-    if (index < share.end_route()) {
-        const uint32_t offset = cursor.locate(ctx, index / 2);
-        const ptx::Word16 word =
-            ptx::load_relaxed_sys_b128(sched::component<C>(ctx, plan::Component::kMetadata) + offset);
-        expert = local_expert<C>(ctx, word.x, index & 1);
-        weight = (index & 1) != 0 ? word.z : word.y;
-        route.source_rank = cursor.rank;
-        route.token_slot = index - 2 * words_at(ctx, plan::roles_memory::kFirstWord)[cursor.rank];
-        const uint32_t part = index * share.num_parts;
-        route.begin_part = max(part, share.begin_part) - part;
-        route.end_part = min(part + share.num_parts, share.end_part) - part;
-    }
+    const Context& ctx, const DispatchWarp& self, const Share<C>& share, uint32_t first) {
+    const uint32_t index = first + ctx.lane_idx, part = index << share.log_parts;
+    const int half = index & 1;
+    const uint32_t expert =
+        index < share.end_route() ? local_expert<C>(ctx, share.ids, half) : static_cast<uint32_t>(kNoExpert);
+    Route route;
     route.valid = expert < static_cast<uint32_t>(C.shape.num_local_experts());
+    route.source_rank = share.cursor.rank;
+    route.token_slot = index - 2 * words_at(ctx, plan::roles_memory::kFirstWord)[share.cursor.rank];
+    route.begin_part = max(part, share.begin_part) - part;
+    route.end_part = min(part + (1u << share.log_parts), share.end_part) - part;
     const uint32_t same = __match_any_sync(0xFFFFFFFFu, route.valid ? expert : 0xFFFFFFFFu);
     const uint32_t num_before = __popc(same & ((1u << ctx.lane_idx) - 1));
     uint32_t* next = cursors<C>(ctx, self.warp) + expert;
@@ -177,38 +176,103 @@ __device__ __forceinline__ Route place_route(
     __syncwarp();
     if (route.valid && route.begin_part == 0) {
         auto* info = reinterpret_cast<plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
-        info[route.pool_row] = {route.token_slot, static_cast<uint32_t>(route.source_rank), __uint_as_float(weight), 0};
+        const auto rank = static_cast<uint32_t>(route.source_rank);
+        info[route.pool_row] = {
+            route.token_slot, rank, __uint_as_float(share.weight), plan::row_place(route.token_slot, rank)};
     }
     return route;
 }
 
-// All routes of this warp's share. Rows of one batch are released together: one fence for up to 32 rows.
+// Gathers the rows of one batch and releases them together: one fence for up to 32 rows.
 template <Config C>
-__device__ __forceinline__ void gather(const Context& ctx, const DispatchWarp& self, const Share& share) {
+__device__ __forceinline__ void gather_batch(const Context& ctx, uint32_t log_parts, const Route& route) {
     constexpr int num_groups = C.shape.hidden / 32;
-    WordCursor<C> cursor;
+    uint32_t remaining = __ballot_sync(0xFFFFFFFFu, route.valid);
+    while (remaining != 0) {
+        const int lane = __ffs(remaining) - 1;
+        remaining &= remaining - 1;
+        const uint32_t token_slot = __shfl_sync(0xFFFFFFFFu, route.token_slot, lane);
+        const uint32_t begin = __shfl_sync(0xFFFFFFFFu, route.begin_part, lane);
+        const uint32_t end = __shfl_sync(0xFFFFFFFFu, route.end_part, lane);
+        const Row row = {__shfl_sync(0xFFFFFFFFu, route.source_rank, lane),
+            static_cast<int>(token_slot / C.shape.num_topk), __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
+            static_cast<int>(num_groups * begin >> log_parts), static_cast<int>(num_groups * end >> log_parts)};
+        gather_row<C>(ctx, row);
+    }
+    ptx::fence_proxy_async_global();
+    __syncwarp();
+    if (route.valid)
+        ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
+                                     route.pool_row / C.routed_tile.num_tokens),
+            route.end_part - route.begin_part);
+}
+
+// Places all routes of this warp's share. `kGathers`: gathers their rows as well.
+template <Config C, bool kGathers>
+__device__ __forceinline__ void place_share(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
+#pragma unroll 1
     for (uint32_t first = share.begin_route(); first < share.end_route(); first += 32) {
-        const Route route = place_route<C>(ctx, self, share, first, cursor);
-        uint32_t remaining = __ballot_sync(0xFFFFFFFFu, route.valid);
-        while (remaining != 0) {
-            const int lane = __ffs(remaining) - 1;
-            remaining &= remaining - 1;
-            const uint32_t token_slot = __shfl_sync(0xFFFFFFFFu, route.token_slot, lane);
-            const uint32_t begin = __shfl_sync(0xFFFFFFFFu, route.begin_part, lane);
-            const uint32_t end = __shfl_sync(0xFFFFFFFFu, route.end_part, lane);
-            const Row row = {__shfl_sync(0xFFFFFFFFu, route.source_rank, lane),
-                static_cast<int>(token_slot / C.shape.num_topk), __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
-                static_cast<int>(num_groups * begin / share.num_parts),
-                static_cast<int>(num_groups * end / share.num_parts)};
-            gather_row<C>(ctx, row);
+        if constexpr (!Share<C>::kIsEarly)
+            share.load(ctx, first);
+        const Route route = place_route<C>(ctx, self, share, first);
+        if constexpr (Share<C>::kIsEarly)
+            share.load(ctx, first + 32);
+        if constexpr (kGathers)
+            gather_batch<C>(ctx, share.log_parts, route);
+    }
+}
+
+// Many rows: all warps of the rank gather in the order of the pool, a few rows at a time, so that the blocks of the
+// first experts are complete early and the first tasks need not wait for the whole batch. Worth a barrier among the
+// rank's CTAs when every warp has more than a few rows.
+constexpr uint32_t kMinPoolOrderRows = 8; // per warp
+constexpr int kRowsPerTurn = 4;
+
+template <Config C>
+__device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const DispatchWarp& self) {
+    constexpr int tile = C.routed_tile.num_tokens, num_groups = C.shape.hidden / 32;
+    static_assert(tile % kRowsPerTurn == 0);
+    const auto* infos = reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
+    const uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
+    const uint32_t num_rows = first_block[C.shape.num_local_experts()] * tile;
+    int expert = 0;
+#pragma unroll 1
+    for (uint32_t row = self.unit * kRowsPerTurn; row < num_rows; row += self.num_units * kRowsPerTurn) {
+        const uint32_t block = row / tile;
+        while (first_block[expert + 1] <= block) // the last entry exceeds every block
+            ++expert;
+        const uint32_t of_expert = row - first_block[expert] * tile;
+        const int num_valid = static_cast<int>(words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert]) -
+                              static_cast<int>(of_expert);
+        const int count = min(num_valid, kRowsPerTurn);
+        if (count <= 0)
+            continue; // padding of the expert's last block
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            const plan::RowInfo info = infos[row + i];
+            gather_row<C>(ctx, {static_cast<int>(info.source_rank),
+                                   static_cast<int>(info.token_slot / C.shape.num_topk), row + i, 0, num_groups});
         }
         ptx::fence_proxy_async_global();
         __syncwarp();
-        if (route.valid)
-            ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
-                                         route.pool_row / C.routed_tile.num_tokens),
-                route.end_part - route.begin_part);
+        if (ctx.lane_idx == 0)
+            ptx::red_release_gpu_add(
+                sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered, block), count);
     }
+}
+
+template <Config C>
+__device__ __forceinline__ void gather(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
+    const uint32_t num_routes = 2 * words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
+    if (num_routes <= kMaxDirectRoutes ||
+        share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units) {
+        place_share<C, true>(ctx, self, share);
+        return;
+    }
+    // Routes that were counted by shares come whole: one part each.
+    place_share<C, false>(ctx, self, share);
+    if (rank_barrier(ctx, self, 2))
+        gather_in_pool_order<C>(ctx, self);
 }
 
 } // namespace deep_gemm_k3::roles

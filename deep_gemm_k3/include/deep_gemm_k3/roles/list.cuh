@@ -9,119 +9,12 @@
 //                16-byte loads in flight each.
 //   many routes  every CTA reads its own share, publishes its counts, and sums those of the others.
 #pragma once
-#include "../debug/timeline.cuh"
-#include "push.cuh"
+#include "headers.cuh"
 
 namespace deep_gemm_k3::roles {
 
 // Above this many routes the two-level count is cheaper than reading them all.
 constexpr int kMaxDirectRoutes = 4096;
-constexpr int kNumDispatchThreads = plan::kNumDispatchWarps * 32;
-
-__device__ __forceinline__ void dispatch_barrier() {
-    ptx::barrier_sync(ptx::NamedBarrier::kDispatch, kNumDispatchThreads);
-}
-__device__ __forceinline__ uint32_t* words_at(const Context& ctx, int offset) {
-    return reinterpret_cast<uint32_t*>(ctx.roles + offset);
-}
-template <Config C>
-__device__ __forceinline__ uint32_t* cursors(const Context& ctx, int warp) {
-    return words_at(ctx, plan::roles_memory::cursors_offset(C)) + warp * plan::roles_memory::padded_experts(C);
-}
-__device__ __forceinline__ void mark_faulty(const Context& ctx) {
-    *static_cast<volatile uint32_t*>(words_at(ctx, plan::roles_memory::kIsFaulty)) = 1;
-}
-// Meets the other dispatch warps; false when one of them gave up.
-__device__ __forceinline__ bool all_healthy(const Context& ctx) {
-    dispatch_barrier();
-    return *static_cast<volatile uint32_t*>(words_at(ctx, plan::roles_memory::kIsFaulty)) == 0;
-}
-
-// What this rank was told to publish to, checked before any task that publishes can start. The ranges are the host's.
-template <Config C>
-__device__ __forceinline__ void check_publication(const Context& ctx) {
-    const PublicationTarget& target = ctx.params.publication;
-    const uint32_t generation = target.flags[0], stride = target.flags[2];
-    if (generation >= static_cast<uint32_t>(target.num_generations)) {
-        sync::note_fault(ctx, sync::Fault::kGenerationOutOfRange, {sync::Role::kDispatch, sync::What::kInput, 0},
-            target.num_generations, generation);
-        mark_faulty(ctx);
-    } else if (stride != target.generation_stride) {
-        sync::note_fault(ctx, sync::Fault::kStrideMismatch, {sync::Role::kDispatch, sync::What::kInput, 2},
-            static_cast<uint32_t>(target.generation_stride), stride);
-        mark_faulty(ctx);
-    }
-}
-
-// Waits for every rank's header and notes what it tells. One warp.
-template <Config C>
-__device__ __forceinline__ void read_headers(const Context& ctx) {
-    uint32_t num_earlier_words = 0;
-#pragma unroll 1
-    for (int base = 0; base < C.shape.num_ranks; base += 32) {
-        const int rank = base + ctx.lane_idx;
-        uint32_t num_words = 0;
-        if (rank < C.shape.num_ranks) {
-            const uint8_t* address =
-                sched::component<C>(ctx, plan::Component::kMetadata) + plan::metadata_offset(C.shape, ctx.parity, rank);
-            ptx::Word16 header{};
-            const bool arrived =
-                sync::wait_until(ctx, {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)},
-                    ctx.epoch, [&](uint32_t& seen) {
-                        header = ptx::load_relaxed_sys_b128(address);
-                        return (seen = header.w) == ctx.epoch;
-                    });
-            const uint32_t num_shared_tokens = ctx.params.shared.num_tokens;
-            if (!arrived) {
-                mark_faulty(ctx);
-                header.x = 0;
-            } else if (header.x > static_cast<uint32_t>(C.shape.num_max_tokens)) {
-                sync::note_fault(ctx, sync::Fault::kTokensOutOfRange,
-                    {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)}, C.shape.num_max_tokens,
-                    header.x);
-                mark_faulty(ctx);
-                header.x = 0;
-            } else if (header.z != num_shared_tokens) {
-                sync::note_fault(ctx, sync::Fault::kSharedTokensDiffer,
-                    {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)}, num_shared_tokens,
-                    header.z);
-                mark_faulty(ctx);
-            }
-            words_at(ctx, plan::roles_memory::kRankTokens)[rank] = header.x | (header.y & kLowLatencyBit);
-            words_at(ctx, plan::roles_memory::kRankCtas)[rank] = header.y & ~kLowLatencyBit;
-            num_words = (header.x * C.shape.num_topk + 1) / 2;
-        }
-        uint32_t sum = num_words;
-#pragma unroll 1
-        for (int delta = 1; delta < 32; delta *= 2) {
-            const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
-            sum += ctx.lane_idx >= delta ? other : 0;
-        }
-        if (rank < C.shape.num_ranks)
-            words_at(ctx, plan::roles_memory::kFirstWord)[rank + 1] = num_earlier_words + sum;
-        num_earlier_words += __shfl_sync(0xFFFFFFFFu, sum, 31);
-    }
-    if (ctx.lane_idx == 0)
-        words_at(ctx, plan::roles_memory::kFirstWord)[0] = 0;
-}
-
-// Waits until every rank has begun this call, and acquires it: their earlier calls are over, so what they read in our
-// slots and what we may now overwrite in theirs is settled before anything that the list lets this CTA do. One warp. A
-// rank may be one call ahead.
-template <Config C>
-__device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
-#pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32) {
-        const uint8_t* ready = ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes;
-        const Where where = {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)};
-        if (!sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
-                seen = ptx::load_acquire_sys(ready);
-                return static_cast<int32_t>(seen - ctx.epoch) >= 0;
-            }))
-            mark_faulty(ctx);
-    }
-    __syncwarp();
-}
 
 // Walks words in canonical order and finds where each one lies.
 template <Config C>
@@ -179,20 +72,50 @@ __device__ __forceinline__ void scan_words(const Context& ctx, uint32_t begin, u
     }
 }
 
-// A warp's share of the routes, in canonical order. A route may be cut into parts of its columns, so that a few routes
-// keep many warps busy; then neighbours share a route and split its parts.
-struct Share {
-    uint32_t begin_part, end_part; // route * num_parts + part
-    uint32_t num_parts;
-    __device__ __forceinline__ uint32_t begin_route() const { return begin_part / num_parts; }
-    __device__ __forceinline__ uint32_t end_route() const { return (end_part + num_parts - 1) / num_parts; }
+// How the routes, in canonical order, are shared out to the dispatch warps of the rank: contiguous and even. A route
+// may be cut into parts of its columns, so that a few routes keep many warps busy; then neighbours share a route and
+// split its parts. Everything in parts: route << log_parts | part.
+struct Shares {
+    uint32_t quotient, remainder;
+    uint32_t log_parts;
+    __device__ __forceinline__ Shares(uint32_t num_routes, uint32_t num_units)
+        : log_parts(4 * num_routes <= num_units ? 2 : (2 * num_routes <= num_units ? 1 : 0)) {
+        const uint32_t num_parts = num_routes << log_parts;
+        quotient = num_parts / num_units;
+        remainder = num_parts - quotient * num_units;
+    }
+    __device__ __forceinline__ uint32_t begin_part(uint32_t unit) const {
+        return quotient * unit + min(unit, remainder);
+    }
+    __device__ __forceinline__ uint32_t begin_route(uint32_t unit) const { return begin_part(unit) >> log_parts; }
 };
-__device__ __forceinline__ Share share_of(uint32_t num_routes, uint32_t unit, uint32_t num_units) {
-    const uint32_t num_parts = max(1u, min(4u, num_units / max(num_routes, 1u)));
-    const uint64_t total = uint64_t(num_routes) * num_parts;
-    return {static_cast<uint32_t>(total * unit / num_units), static_cast<uint32_t>(total * (unit + 1) / num_units),
-        num_parts};
-}
+
+// The share of one warp, and where it stands in it.
+template <Config C>
+struct Share {
+    // Words are loaded one batch ahead, the first while the list is laid out, where registers allow.
+    static constexpr bool kIsEarly = C.num_ctas_per_sm == 1;
+    uint32_t begin_part = 0, end_part = 0;
+    uint32_t log_parts = 0;
+    uint32_t num_blocks = 0; // of the rank's pool
+    WordCursor<C> cursor;
+    uint32_t ids = 0, weight = 0; // of this lane's route in the batch at hand
+    __device__ __forceinline__ uint32_t begin_route() const { return begin_part >> log_parts; }
+    __device__ __forceinline__ uint32_t end_route() const {
+        return end_part == begin_part ? begin_route() : (end_part + (1 << log_parts) - 1) >> log_parts;
+    }
+
+    // Loads the word of the lane's route of the batch of 32 that begins at `first`.
+    __device__ __forceinline__ void load(const Context& ctx, uint32_t first) {
+        const uint32_t index = first + ctx.lane_idx;
+        if (index >= end_route())
+            return;
+        const ptx::Word16 word = ptx::load_relaxed_sys_b128(
+            sched::component<C>(ctx, plan::Component::kMetadata) + cursor.locate(ctx, index / 2));
+        ids = word.x;
+        weight = (index & 1) != 0 ? word.z : word.y;
+    }
+};
 
 // Counts a word's routes: f(local expert, route).
 template <Config C, class F>
@@ -205,17 +128,21 @@ __device__ __forceinline__ void for_each_route(const Context& ctx, uint32_t inde
     }
 }
 
-// Both ways of counting leave: num_rows[expert] of the whole rank; cursor 0 the routes before this CTA's share; cursor
-// w those between the begins of shares w - 1 and w of this CTA.
+// Both ways of counting leave: num_rows[expert] of the whole rank, and in cursor w the routes before the share of warp
+// w.
 template <Config C>
 __device__ __forceinline__ void count_directly(
-    const Context& ctx, const DispatchWarp& self, uint32_t num_words, const uint32_t (&begins)[4]) {
+    const Context& ctx, const DispatchWarp& self, uint32_t num_words, const Shares& shares) {
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
+    const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps;
+    const uint32_t begins[3] = {shares.begin_route(unit), shares.begin_route(unit + 1), shares.begin_route(unit + 2)};
     scan_words<C>(ctx, self.thread, num_words, kNumDispatchThreads, [&](uint32_t index, uint32_t ids) {
         for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             atomicAdd(&num_rows[expert], 1u);
-            if (route < begins[2])
-                atomicAdd(&cursors<C>(ctx, route < begins[0] ? 0 : (route < begins[1] ? 1 : 2))[expert], 1u);
+#pragma unroll
+            for (int warp = 0; warp < plan::kNumDispatchWarps; ++warp)
+                if (route < begins[warp])
+                    atomicAdd(&cursors<C>(ctx, warp)[expert], 1u);
         });
     });
 }
@@ -229,7 +156,7 @@ struct RouteCounts {
     static __device__ __forceinline__ uint32_t pack(const uint32_t* num_rows, int word) {
         return kIsWide ? num_rows[word] : num_rows[2 * word] | num_rows[2 * word + 1] << 16;
     }
-    // Adds one CTA's counts to the rank's, and to cursor 0 when that CTA's share lies before ours.
+    // Adds one CTA's counts to the rank's, and to our cursors when that CTA's share lies before ours.
     static __device__ __forceinline__ void add(const Context& ctx, uint4 counts, bool is_before, int expert) {
         const uint32_t words[4] = {counts.x, counts.y, counts.z, counts.w};
 #pragma unroll
@@ -238,8 +165,10 @@ struct RouteCounts {
             if (count == 0)
                 continue;
             atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], count);
-            if (is_before)
-                atomicAdd(&cursors<C>(ctx, 0)[expert + i], count);
+#pragma unroll
+            for (int warp = 0; warp < plan::kNumDispatchWarps; ++warp)
+                if (is_before)
+                    atomicAdd(&cursors<C>(ctx, warp)[expert + i], count);
         }
     }
 };
@@ -249,17 +178,19 @@ __device__ __forceinline__ void exchange_counts(const Context& ctx, const Dispat
 
 template <Config C>
 __device__ __forceinline__ void count_by_shares(
-    const Context& ctx, const DispatchWarp& self, uint32_t num_words, const uint32_t (&begins)[4]) {
+    const Context& ctx, const DispatchWarp& self, uint32_t num_words, const Shares& shares) {
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
-    const uint32_t begin = self.warp == 0 ? begins[0] : (self.warp == 1 ? begins[1] : begins[2]);
-    const uint32_t end = self.warp == 0 ? begins[1] : (self.warp == 1 ? begins[2] : begins[3]);
+    const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps + self.warp;
+    const uint32_t begin = shares.begin_route(unit), end = shares.begin_route(unit + 1);
     scan_words<C>(ctx, begin / 2 + ctx.lane_idx, (end + 1) / 2, 32, [&](uint32_t index, uint32_t ids) {
         for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             if (route < begin || route >= end)
                 return;
             atomicAdd(&num_rows[expert], 1u);
-            if (self.warp < 2)
-                atomicAdd(&cursors<C>(ctx, self.warp + 1)[expert], 1u);
+#pragma unroll
+            for (int warp = 1; warp < plan::kNumDispatchWarps; ++warp)
+                if (warp > self.warp)
+                    atomicAdd(&cursors<C>(ctx, warp)[expert], 1u);
         });
     });
     if (!all_healthy(ctx))
@@ -285,17 +216,7 @@ __device__ __forceinline__ void exchange_counts(const Context& ctx, const Dispat
 #pragma unroll 1
     for (int i = self.thread; i < C.shape.num_local_experts(); i += kNumDispatchThreads)
         num_rows[i] = 0;
-    if (self.thread == 0) {
-        uint8_t* arrivals = ctx.buffer + plan::control::kScanBarrier + ctx.parity * plan::kControlLineBytes;
-        ptx::red_release_gpu_add(arrivals, 1);
-        const Where where = {sync::Role::kDispatch, sync::What::kCounts, static_cast<uint32_t>(ctx.cta_idx)};
-        if (!sync::wait_until(ctx, where, ctx.num_ctas, [&](uint32_t& seen) {
-                seen = ptx::load_acquire_gpu(arrivals);
-                return seen == static_cast<uint32_t>(ctx.num_ctas);
-            }))
-            mark_faulty(ctx);
-    }
-    if (!all_healthy(ctx))
+    if (!rank_barrier(ctx, self, 1))
         return;
     const auto* vectors = reinterpret_cast<const uint4*>(counts);
 #pragma unroll 4
@@ -304,54 +225,44 @@ __device__ __forceinline__ void exchange_counts(const Context& ctx, const Dispat
             i % Counts::kNumVectors * Counts::kExpertsPerVector);
 }
 
-// First pool block of every expert. One warp; each lane owns a run of experts.
+// First pool block of every expert, which warp 0 notes for all, and the pool rows at which this warp's share begins.
+// Each lane owns a run of experts; the warps work side by side and need not meet.
 template <Config C>
-__device__ __forceinline__ void lay_out_blocks(const Context& ctx) {
+__device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWarp& self) {
     constexpr int num_experts = C.shape.num_local_experts(), num_per_lane = ceil_div(num_experts, 32);
+    constexpr uint32_t tile = C.routed_tile.num_tokens;
     const uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
     const int begin = min(ctx.lane_idx * num_per_lane, num_experts), end = min(begin + num_per_lane, num_experts);
-    constexpr uint32_t tile = C.routed_tile.num_tokens;
     uint32_t sum = 0;
 #pragma unroll 1
     for (int expert = begin; expert < end; ++expert)
         sum += (num_rows[expert] + tile - 1) / tile;
     uint32_t block = sum;
-#pragma unroll 1
+#pragma unroll
     for (int delta = 1; delta < 32; delta *= 2) {
         const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, block, delta);
         block += ctx.lane_idx >= delta ? other : 0;
     }
-    if (ctx.lane_idx == 31) {
+    if (self.thread == 31) {
         first_block[num_experts] = block;
         *words_at(ctx, plan::roles_memory::kNumBlocks) = block;
     }
     block -= sum;
 #pragma unroll 1
     for (int expert = begin; expert < end; ++expert) {
-        first_block[expert] = block;
+        cursors<C>(ctx, self.warp)[expert] += block * tile;
+        if (self.warp == 0)
+            first_block[expert] = block;
         block += (num_rows[expert] + tile - 1) / tile;
     }
+    return __shfl_sync(0xFFFFFFFFu, block, 31); // lane 31 ends the last run
 }
 
-// Turns the counts of the cursors into pool rows.
+// Builds the list and gives the CTA its verdict. True: the list is complete and `share` is this warp's, its first words
+// on their way.
 template <Config C>
-__device__ __forceinline__ void place_cursors(const Context& ctx, const DispatchWarp& self) {
-    const uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
-#pragma unroll 1
-    for (int expert = self.thread; expert < C.shape.num_local_experts(); expert += kNumDispatchThreads) {
-        uint32_t row = first_block[expert] * C.routed_tile.num_tokens;
-#pragma unroll 1
-        for (int warp = 0; warp < plan::kNumDispatchWarps; ++warp) {
-            row += cursors<C>(ctx, warp)[expert];
-            cursors<C>(ctx, warp)[expert] = row;
-        }
-    }
-}
-
-// Builds the list and gives the CTA its verdict. True: the list is complete and `share` is this warp's.
-template <Config C>
-__device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWarp& self, Share& share) {
+__device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
     if (C.is_published() && self.thread == 32)
         check_publication<C>(ctx);
     if (self.warp == 0)
@@ -362,26 +273,24 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
     debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
         const uint32_t num_words = words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
-        const uint32_t first_unit = ctx.cta_idx * plan::kNumDispatchWarps;
-        uint32_t begins[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            begins[i] = share_of(2 * num_words, first_unit + i, self.num_units).begin_route();
-        share = share_of(2 * num_words, first_unit + self.warp, self.num_units);
+        const Shares shares(2 * num_words, self.num_units);
         if (2 * num_words <= kMaxDirectRoutes)
-            count_directly<C>(ctx, self, num_words, begins);
+            count_directly<C>(ctx, self, num_words, shares);
         else
-            count_by_shares<C>(ctx, self, num_words, begins);
+            count_by_shares<C>(ctx, self, num_words, shares);
         healthy = all_healthy(ctx);
+        const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps + self.warp;
+        share.begin_part = shares.begin_part(unit);
+        share.end_part = shares.begin_part(unit + 1);
+        share.log_parts = shares.log_parts;
     }
     if (healthy) {
-        if (self.warp == 0)
-            lay_out_blocks<C>(ctx);
-        dispatch_barrier();
-        place_cursors<C>(ctx, self);
+        if constexpr (Share<C>::kIsEarly)
+            share.load(ctx, share.begin_route());
+        share.num_blocks = lay_out<C>(ctx, self);
         if (self.thread == 0)
-            *words_at(ctx, plan::roles_memory::kRowParts) = share.num_parts;
-        dispatch_barrier();
+            *words_at(ctx, plan::roles_memory::kRowParts) = 1u << share.log_parts;
+        __syncwarp();
     }
     if (self.thread == 0)
         sync::publish_list(ctx, healthy ? sync::ListState::kReady : sync::ListState::kAborted);

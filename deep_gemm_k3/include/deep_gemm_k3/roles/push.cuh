@@ -179,8 +179,25 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
     }
 }
 
+// What this rank's warps will read of its own inputs, asked for in the first instructions: afterwards the copies of
+// weights fill the memory's queue, and every line that is not in the L2 yet comes several microseconds late.
+template <Config C>
+__device__ __forceinline__ void prefetch_inputs(const Context& ctx, const DispatchWarp& self) {
+    const auto prefetch = [&](const uint8_t* from, uint32_t num_bytes) {
+#pragma unroll 1
+        for (uint32_t at = (self.unit * 32 + ctx.lane_idx) * 128; at < num_bytes; at += self.num_units * 32 * 128)
+            ptx::prefetch_l2(from + at);
+    };
+    const uint32_t num_tokens = ctx.params.num_tokens;
+    prefetch(sched::component<C>(ctx, plan::Component::kInputX), num_tokens * C.shape.hidden);
+    prefetch(sched::component<C>(ctx, plan::Component::kInputScales), num_tokens * (C.shape.hidden / 32));
+    if constexpr (C.has_rms_norm)
+        prefetch(static_cast<const uint8_t*>(ctx.params.rms_weight), C.shape.hidden * 2);
+}
+
 template <Config C>
 __device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& self) {
+    prefetch_inputs<C>(ctx, self);
     // The last CTA has the fewest tasks.
     if (ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 0)
         push_header<C>(ctx);

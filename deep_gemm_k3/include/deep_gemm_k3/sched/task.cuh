@@ -1,6 +1,7 @@
-// The list of tiles of one call. Every role of every CTA walks the same deterministic list; task i belongs to CTA
-// i mod grid. A task depends only on tasks that come earlier, so the static order cannot deadlock while all CTAs are
-// resident.
+// The list of tiles of one call: the same, deterministic one for every CTA. Task i < grid belongs to CTA i; the others
+// are claimed, in order, by whoever is free. A task depends only on tasks that come earlier, and those are taken by
+// resident CTAs that take no later task before they have finished it, so no order of claims can deadlock. Who computes
+// a task does not enter its result.
 //
 // Order: shared L1 | routed L1 | routed L2 | shared L2. Shared L1 needs no dispatch and comes first. Shared L2 comes
 // last: it hides the wait for the peers' partials, and it publishes only after every header of the call has been
@@ -113,18 +114,28 @@ __device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_
     return {1, 0};
 }
 
-// Walks this CTA's tasks. Each role has its own copy; next() is called by whole warps or by single threads alike. It
-// waits for the expert list by itself, once, before the first task that needs it. After an abort that happened before
-// the list was complete it ends, for every role of the CTA alike.
-template <Config C>
+// Walks this CTA's tasks, for the one thread that hands them to the others. It waits for the expert list by itself,
+// once, before the first task that needs it. After an abort that happened before the list was complete it ends. Without
+// kClaims every task belongs to CTA i mod grid, and any number of threads may walk alike.
+template <Config C, bool kClaims = true>
 class TaskIterator {
   public:
     __device__ explicit TaskIterator(const Context& ctx)
-        : ctx_(ctx), index_(ctx.cta_idx), phase_(-1), num_tasks_(0), num_pool_blocks_(-1), expert_(0) {}
+        : ctx_(ctx), index_(ctx.cta_idx), phase_(-1), first_task_(0), num_tasks_(0), num_pool_blocks_(-1), expert_(0) {}
+
+    // Asks for the next task, once between two calls of next(), so that the answer is there by then. Asking early keeps
+    // a task from others: to be called when the current one is nearly handed over.
+    __device__ __forceinline__ void claim() {
+        index_ = static_cast<int>(ptx::atom_relaxed_gpu_add(
+            ctx_.buffer + plan::control::kTaskClaim + ctx_.parity * plan::kControlLineBytes, 1));
+    }
 
     __device__ bool next(Task& task) {
+        if (phase_ >= 0 && kClaims)
+            index_ += ctx_.num_ctas - first_task_;
         while (index_ >= num_tasks_) {
             index_ -= num_tasks_;
+            first_task_ += num_tasks_;
             if (++phase_ >= kNumPhases)
                 return false;
             if (phase_ > static_cast<int>(Phase::kSharedL1) && num_pool_blocks_ < 0 && !load_list()) {
@@ -138,7 +149,8 @@ class TaskIterator {
             decode_shared(task);
         else
             decode_routed(task);
-        index_ += ctx_.num_ctas;
+        if (!kClaims)
+            index_ += ctx_.num_ctas;
         return true;
     }
 
@@ -207,8 +219,9 @@ class TaskIterator {
     }
 
     const Context& ctx_;
-    int index_; // next task, relative to the current phase
+    int index_; // the last claim; in next(): the task relative to the current phase
     int phase_;
+    int first_task_;      // of the current phase
     int num_tasks_;       // of the current phase
     int num_pool_blocks_; // -1 before the list is known
     int expert_;          // expert of the last routed task

@@ -35,7 +35,7 @@ __device__ __forceinline__ void consume_routed(
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
     Mainloop().run(ctx, pipeline, record.num_stages, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
-    if constexpr (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1) {
+    if constexpr (epilogue::can_split(C.routed_tile) && (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1)) {
         using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
             return;
@@ -54,8 +54,8 @@ __device__ __forceinline__ void consume_shared(
     typename Mainloop::Accumulators acc;
     Mainloop::run(ctx, pipeline, record.num_stages, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
-    if constexpr (C.splits.shared_l1 > 1 || C.splits.shared_l2 > 1) {
-        using Splits = epilogue::SplitReduction<C, 1, Mainloop::kNumAccumulators>;
+    if constexpr (epilogue::can_split(C.shared_tile) && (C.splits.shared_l1 > 1 || C.splits.shared_l2 > 1)) {
+        using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
             return;
     }

@@ -143,10 +143,17 @@ struct Producer {
         return num_stages;
     }
 
+    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows.
     template <class Source>
-    __device__ __forceinline__ void fill(Source source, const TaskRecord& record) {
+    __device__ __forceinline__ void fill(Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
+        constexpr int kClaimStages = 2;
+        int num_left = record.num_stages - fill_first(source, record);
+        if (num_left < kClaimStages)
+            tasks.claim();
 #pragma unroll 1
-        for (int num_left = record.num_stages - fill_first(source, record); num_left > 0; --num_left) {
+        for (; num_left > 0; --num_left) {
+            if (num_left == kClaimStages)
+                tasks.claim();
             pipeline.wait_empty(ctx);
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
             source.load_weights(target());
@@ -180,9 +187,9 @@ __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIt
             const sched::StageRange range = task_stages(C, task);
             const TaskRecord& record = producer.begin(task, range.end - range.begin);
             if (!sched::is_shared(record.task.phase))
-                producer.fill(RoutedSource<C>(ctx, record.task, range.begin), record);
+                producer.fill(RoutedSource<C>(ctx, record.task, range.begin), record, tasks);
             else if constexpr (C.has_shared())
-                producer.fill(SharedSource<C>(ctx, record.task, range.begin), record);
+                producer.fill(SharedSource<C>(ctx, record.task, range.begin), record, tasks);
         }
         producer.finish();
     }

@@ -1,5 +1,6 @@
-// Mainloop of a shared-expert tile: 128 weight rows x one token tile, BF16 from shared memory on both sides. Each math
-// warpgroup owns one m64 block. A stage holds num_k / 64 weight boxes, then as many token boxes, all 128-byte swizzled.
+// Mainloop of a shared-expert tile: 128 or 256 weight rows x one token tile, BF16 from shared memory on both sides.
+// Each math warpgroup owns one or two m64 blocks. A stage holds num_k / 64 weight boxes, then as many token boxes, all
+// 128-byte swizzled.
 #pragma once
 #include "../../ptx/wgmma.cuh"
 #include "../../sched/task.cuh"
@@ -10,20 +11,25 @@ namespace deep_gemm_k3::engine {
 template <Config C>
 struct SharedMainloop {
     static constexpr int kTokens = C.shared_tile.num_tokens;
-    static constexpr int kNumAccumulators = kTokens / 2;
+    static constexpr int kNumBlocks = C.shared_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
+    static constexpr int kNumAccumulators = kTokens / 2;                                                // per block
     static constexpr int kNumBoxes = C.shared_tile.num_k / plan::kSharedK;
     static constexpr uint32_t kWeightBoxBytes = C.shared_tile.num_rows * 128;
     static constexpr uint32_t kTokenBoxBytes = kTokens * 128;
-    static_assert(C.shared_tile.num_rows == C.num_math_warpgroups * plan::kUnitRows && kTokens >= 16);
+    static constexpr uint32_t kBlockBytes = plan::kUnitRows * 128;
+    static_assert(C.shared_tile.num_rows == C.num_math_warpgroups * kNumBlocks * plan::kUnitRows);
+    static_assert((kNumBlocks == 1 || kNumBlocks == 2) && kTokens >= 16);
 
-    using Accumulators = float[1][kNumAccumulators];
+    using Accumulators = float[kNumBlocks][kNumAccumulators];
 
     static __device__ __forceinline__ void run(
         const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages, Accumulators& acc) {
-        const uint32_t first_row = ctx.warp_idx / 4 * plan::kUnitRows * 128;
+        const uint32_t first_row = ctx.warp_idx / 4 * kNumBlocks * kBlockBytes;
 #pragma unroll
-        for (int i = 0; i < kNumAccumulators; ++i)
-            acc[0][i] = 0.f;
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i)
+                acc[m][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full();
@@ -33,8 +39,11 @@ struct SharedMainloop {
 #pragma unroll
             for (int step = 0; step < kNumBoxes * 4; ++step) {
                 const uint32_t box = step / 4, inside = step % 4 * 32;
-                ptx::Wgmma<kTokens>::from_shared(
-                    acc[0], weights.at(box * kWeightBoxBytes + inside), tokens.at(box * kTokenBoxBytes + inside));
+#pragma unroll
+                for (int m = 0; m < kNumBlocks; ++m)
+                    ptx::Wgmma<kTokens>::from_shared(acc[m],
+                        weights.at(box * kWeightBoxBytes + m * kBlockBytes + inside),
+                        tokens.at(box * kTokenBoxBytes + inside));
             }
             ptx::wgmma_commit();
             ptx::wgmma_wait<1>();
@@ -44,8 +53,10 @@ struct SharedMainloop {
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < kNumAccumulators; ++i)
-            ptx::keep(acc[0][i]);
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i)
+                ptx::keep(acc[m][i]);
         pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
     }
 };
