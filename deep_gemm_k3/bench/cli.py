@@ -35,8 +35,8 @@ RoutingName = Annotated[str, typer.Option(help="uniform, k3_router, hot_expert, 
 Sample = Annotated[int, typer.Option(help="Tokens of a rank that the oracle computes.")]
 Exact = Annotated[bool, typer.Option("--exact", help="fast_math=False.")]
 Invariant = Annotated[bool, typer.Option("--batch-invariant", help="batch_invariant=True.")]
-Memory = Annotated[float, typer.Option(help="Ceiling of memory reads, GB/s.")]
-Tensor = Annotated[float, typer.Option(help="Ceiling of BF16 products, TFLOP/s.")]
+Memory = Annotated[float, typer.Option(help="Ceiling of memory reads, GB/s; 0: the known one.")]
+Tensor = Annotated[float, typer.Option(help="Ceiling of products, TFLOP/s; 0: the known one.")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Where the records go.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Where the picture goes; the suffix tells the format.")]
 TracePath = Annotated[Path | None, typer.Option("--trace", help="Where the in-kernel timeline goes, for Perfetto.")]
@@ -100,11 +100,11 @@ def overrides_of(text: str) -> dict[str, Any]:
 def setting_of(n: Numbers) -> Any:
     import torch
 
-    from ..envs import CPU_TARGET
+    from ..mega.buffer_spec import target_of
     from .case import Settings
     from .jobs import Setting
     from .measure import Effort
-    from .work import Ceilings
+    from .work import CEILINGS
 
     device = torch.device(n.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -119,13 +119,18 @@ def setting_of(n: Numbers) -> Any:
             torch.cuda.set_device(device)
     how = Settings(overrides_of(n.overrides), not n.exact, n.batch_invariant, sample=n.sample)
     effort = Effort(n.calls, n.replays, n.eager, tuple(range(1, n.seeds + 1)), n.routing)
-    target = "sm_90a" if device.type == "cuda" else CPU_TARGET.get()
+    target = target_of(device)
+    known = CEILINGS[target]
     return Setting(
         device,
         target,
         effort,
         how,
-        Ceilings(n.memory_gb_s, n.tensor_tflop_s),
+        replace(
+            known,
+            memory_gb_s=n.memory_gb_s or known.memory_gb_s,
+            tensor_tflop_s=n.tensor_tflop_s or known.tensor_tflop_s,
+        ),
         rounds=n.rounds,
         json_path=n.json_path,
         plot_path=n.plot_path,
@@ -158,8 +163,8 @@ def producer(
     sample: Sample = 64,
     exact: Exact = False,
     batch_invariant: Invariant = False,
-    memory_gb_s: Memory = 4550.0,
-    tensor_tflop_s: Tensor = 791.0,
+    memory_gb_s: Memory = 0.0,
+    tensor_tflop_s: Tensor = 0.0,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
     trace_path: TracePath = None,
@@ -185,6 +190,7 @@ def sweep(
     shared_intermediate: SharedIntermediate = 768,
     modes: Modes = "dense,routed",
     baselines: Annotated[bool, typer.Option(help="Time the unfused parts too.")] = True,
+    rounds: Rounds = 10,
     device: DeviceName = "cuda",
     calls: Calls = 20,
     replays: Replays = 5,
@@ -194,8 +200,8 @@ def sweep(
     sample: Sample = 64,
     exact: Exact = False,
     batch_invariant: Invariant = False,
-    memory_gb_s: Memory = 4550.0,
-    tensor_tflop_s: Tensor = 791.0,
+    memory_gb_s: Memory = 0.0,
+    tensor_tflop_s: Tensor = 0.0,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
     trace_path: TracePath = None,
@@ -234,8 +240,8 @@ def cost(
     sample: Sample = 16,
     exact: Exact = False,
     batch_invariant: Invariant = False,
-    memory_gb_s: Memory = 4550.0,
-    tensor_tflop_s: Tensor = 791.0,
+    memory_gb_s: Memory = 0.0,
+    tensor_tflop_s: Tensor = 0.0,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
     trace_path: TracePath = None,
@@ -265,7 +271,7 @@ def tune(
     from .work import Shape
 
     given = Numbers(
-        device, calls, replays, 0, 1, "uniform", sample, False, False, 4550.0, 791.0, json_path, None, None, "{}"
+        device, calls, replays, 0, 1, "uniform", sample, False, False, 0.0, 0.0, json_path, None, None, "{}"
     )
     job(Shape(8, shared_tokens=64), json.loads(points.read_text()), setting_of(given))
 

@@ -221,6 +221,7 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
         for s in shapes:
             bench = Bench(world, s, [with_shared_tokens(d, s, _SEED) for d in data], setting.device, setting.how)
             rows = [_measure(bench, mode, setting, run) for mode in what.modes]
+            _publication(bench, what.modes, setting, run, is_cold=True)
             if setting.trace_path is not None:
                 path = setting.trace_path.with_name(f"{setting.trace_path.stem}-{s.tokens}{setting.trace_path.suffix}")
                 traced(bench, what.modes[0], replace(setting, trace_path=path), run)

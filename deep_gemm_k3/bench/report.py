@@ -67,7 +67,9 @@ class Run:
 
     def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shape = row["shape"]
-        devices = row["processes"] if shape["ranks"] == row["processes"] else 0  # ranks that share a device: no peer
+        # Ranks that share a device have no peer, and the peers ran on H200s.
+        is_alike = shape["ranks"] == row["processes"] and "H200" in self.data["machine"]["device"]
+        devices = row["processes"] if is_alike else 0
         key = (shape["tokens"], shape["experts"], shape["topk"], devices)
         best, goal = peers.best(*key), peers.goal(*key)
         complete = {**row, "best_public": best, "goal_us": goal}

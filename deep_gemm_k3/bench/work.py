@@ -22,6 +22,10 @@ class Ceilings:
     launch_us: float = 3.3  # of a graph with one empty kernel; shown, not part of a floor
 
 
+# By target. Of sm_100a those of a B200's data sheet, since none has been measured.
+CEILINGS = {"sm_90a": Ceilings(), "sm_100a": Ceilings(8000.0, 4500.0)}
+
+
 @dataclass(frozen=True)
 class Shape:
     """One rank's call. ``experts`` are the rank's own; ``shared_tokens`` 0: no shared expert."""

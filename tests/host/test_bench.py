@@ -161,6 +161,16 @@ def test_turns_go_there_and_back() -> None:
     assert order == ["b", "a", "a", "b", "b", "a", "settled"]
 
 
+def test_peers_stand_only_beside_their_own_kind_of_device() -> None:
+    row = {"shape": {"tokens": 8, "experts": 112, "topk": 16, "ranks": 2}, "processes": 2}
+    run = report.Run("sweep", CPU, ["bench"], Ceilings())
+    assert run.add(row)["best_public"] is None
+    run.data["machine"]["device"] = "NVIDIA H200"
+    assert run.add(row)["best_public"] == (700, "DeepGEMM FP8 MegaMoE")
+    assert run.add(row)["goal_us"] == 365
+    assert run.add({**row, "processes": 1})["goal_us"] is None
+
+
 def test_overhead_is_the_median_of_the_rounds_ratios() -> None:
     drifting = [100.0 * 1.1**i for i in range(8)]
     samples = {"dense": drifting, "rs": [1.01 * us for us in drifting], "sp_rs": [*drifting[:-1], 1e6]}
