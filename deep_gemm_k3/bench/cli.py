@@ -40,6 +40,7 @@ Tensor = Annotated[float, typer.Option(help="Ceiling of products, TFLOP/s; 0: th
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Where the records go.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Where the picture goes; the suffix tells the format.")]
 TracePath = Annotated[Path | None, typer.Option("--trace", help="Where the in-kernel timeline goes, for Perfetto.")]
+Where = Annotated[bool, typer.Option("--where", help="Say where the time goes, from a traced kernel's timeline.")]
 Overrides = Annotated[str, typer.Option(help='Planner\'s choices to replace, as JSON: {"routed_tokens": 16}.')]
 
 
@@ -64,6 +65,7 @@ class Numbers:
     overrides: str
     gpus: int = 0
     rounds: int = 40
+    where: bool = False
 
 
 def numbers(text: str, name: str) -> list[int]:
@@ -135,6 +137,7 @@ def setting_of(n: Numbers) -> Any:
         json_path=n.json_path,
         plot_path=n.plot_path,
         trace_path=n.trace_path,
+        where=n.where,
     )
 
 
@@ -154,6 +157,7 @@ def producer(
     modes: Modes = "dense,rs,sp_rs",
     warm: Annotated[bool, typer.Option(help="Also without rotating the weights.")] = True,
     rounds: Rounds = 40,
+    where: Where = False,
     device: DeviceName = "cuda",
     calls: Calls = 100,
     replays: Replays = 7,
@@ -191,6 +195,7 @@ def sweep(
     modes: Modes = "dense,routed",
     baselines: Annotated[bool, typer.Option(help="Time the unfused parts too.")] = True,
     rounds: Rounds = 10,
+    where: Where = False,
     device: DeviceName = "cuda",
     calls: Calls = 20,
     replays: Replays = 5,

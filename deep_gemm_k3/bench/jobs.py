@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 
 from ..mega.group import Group
+from ..testing.world import SharedInput
 from . import report, trace
 from .baselines import Baselines, reduce_scatter_us, verdicts
 from .case import Settings, compile_plans, plan_of
-from .data import RankData, rank_data, routed_input, with_shared_tokens
+from .data import RankData, rank_data, routed_input, shared_input, with_shared_tokens
 from .measure import Bench, CheckFailed, Effort, World
 from .work import Ceilings, Shape
 
@@ -39,9 +41,15 @@ class Setting:
     json_path: Path | None = None
     plot_path: Path | None = None
     trace_path: Path | None = None
+    where: bool = False
+    """Also say where the time goes, from the timeline of a traced kernel."""
     say: Callable[[str], None] = print
     group: Group | None = None
     """Ranks that are processes; None: local ranks."""
+
+    @property
+    def traces(self) -> bool:
+        return self.where or self.trace_path is not None
 
     def world(self, ranks: int) -> World:
         return World(ranks, self.group)
@@ -89,7 +97,7 @@ def _compile(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
         share = how.num_sms or sms // on_device
         facts = {"target": setting.target, "num_sms": share, "whole_device": on_device == 1}
         plans.append(plan_of(shape, mode, how, **facts))
-    return compile_plans(plans, setting.trace_path is not None)
+    return compile_plans(plans, setting.traces)
 
 
 def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:
@@ -118,9 +126,9 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
             for mode in modes:
                 _measure(bench, mode, setting, run, cold=is_cold)
                 run.save(setting.json_path)
-            _publication(bench, modes, setting, run, is_cold)
+            _turns(bench, modes, setting, run, is_cold)
             _communication(world, shape, setting, run)
-            if setting.trace_path is not None and is_cold:
+            if setting.traces and is_cold:
                 traced(bench, modes[0], setting, run)
             bench.destroy()
     finally:
@@ -129,21 +137,22 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
     return run
 
 
-def _publication(bench: Bench, modes: Sequence[str], setting: Setting, run: report.Run, is_cold: bool) -> None:
-    """What publication costs against the dense output: the modes in turns, so that what drifts is common to them."""
-    chosen = [mode for mode in modes if mode != "routed"]
-    if "dense" not in chosen or len(chosen) < 2 or not setting.rounds:
-        return
+def _turns(bench: Bench, modes: Sequence[str], setting: Setting, run: report.Run, is_cold: bool) -> dict[str, float]:
+    """The modes in turns, so that what drifts is common to them: each one's median, and what publication costs against
+    the dense output."""
+    if len(modes) < 2 or not setting.rounds:
+        return {}
     try:
-        samples = bench.in_turns(chosen, setting.effort, setting.rounds)
+        samples = bench.in_turns(modes, setting.effort, setting.rounds)
     except (CheckFailed, RuntimeError) as error:
-        setting.say(f"publication: no times: {type(error).__name__}: {str(error).splitlines()[0]}")
-        run.data.setdefault("failures", []).append({"mode": "publication", "error": str(error)})
-        return
+        setting.say(f"modes in turns: no times: {type(error).__name__}: {str(error).splitlines()[0]}")
+        run.data.setdefault("failures", []).append({"mode": "in turns", "error": str(error)})
+        return {}
     for found in report.overheads(samples):
         found |= {"cold": is_cold, "tokens": bench.shape.tokens}
         run.data.setdefault("publication", []).append(found)
         setting.say(report.overhead_line(found))
+    return {mode: statistics.median(taken) for mode, taken in samples.items()}
 
 
 def _communication(world: World, shape: Shape, setting: Setting, run: report.Run) -> None:
@@ -160,22 +169,20 @@ def _communication(world: World, shape: Shape, setting: Setting, run: report.Run
 
 
 def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
-    """One call of the traced kernel per rank: a Perfetto file each, and the sums in the record."""
-    assert setting.trace_path is not None
+    """One call of the traced kernel per rank: a Perfetto file each where one is wanted, and the sums in the record."""
     try:
         memory = _traced_calls(bench, mode, setting.device)
     except RuntimeError as error:
         setting.say(f"        timeline of {mode}, M={bench.shape.tokens}: none: {str(error).splitlines()[0]}")
         run.data.setdefault("failures", []).append({"mode": f"traced {mode}", "error": str(error)})
         return
+    path = setting.trace_path
     for rank, part in memory.items():
-        stem = setting.trace_path.stem + (f"-rank{rank}" if bench.world.size > 1 else "")
-        trace.write(part, setting.trace_path.with_name(stem + setting.trace_path.suffix), rank)
+        if path is not None:
+            trace.write(part, _numbered(path, f"rank{rank}") if bench.world.size > 1 else path, rank)
     sums = trace.summary(next(iter(memory.values())))
     run.data.setdefault("traces", []).append({"mode": mode, "tokens": bench.shape.tokens, "us": sums})
-    setting.say(
-        f"        timeline of {mode}, M={bench.shape.tokens}: " + ", ".join(f"{k} {v:.1f}" for k, v in sums.items())
-    )
+    setting.say(report.timeline_line(mode, bench.shape.tokens, sums))
 
 
 def _traced_calls(bench: Bench, mode: str, device: torch.device) -> dict[int, torch.Tensor]:
@@ -221,14 +228,14 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
         for s in shapes:
             bench = Bench(world, s, [with_shared_tokens(d, s, _SEED) for d in data], setting.device, setting.how)
             rows = [_measure(bench, mode, setting, run) for mode in what.modes]
-            _publication(bench, what.modes, setting, run, is_cold=True)
-            if setting.trace_path is not None:
-                path = setting.trace_path.with_name(f"{setting.trace_path.stem}-{s.tokens}{setting.trace_path.suffix}")
+            turns = _turns(bench, what.modes, setting, run, is_cold=True)
+            if setting.traces:
+                path = setting.trace_path and _numbered(setting.trace_path, s.tokens)
                 traced(bench, what.modes[0], replace(setting, trace_path=path), run)
             _communication(world, s, setting, run)
             bench.destroy()
             if baselines is not None and rows[0] is not None:
-                _add_baselines(baselines, s, rows, setting)
+                _add_baselines(baselines, s, rows[0], turns, setting)
             run.save(setting.json_path)
     finally:
         world.close()
@@ -236,21 +243,27 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
     return run
 
 
-def _add_baselines(baselines: Baselines, shape: Shape, rows: Sequence[dict[str, Any] | None], setting: Setting) -> None:
-    """The unfused parts to the first row's record, with the verdicts."""
+def _numbered(path: Path, mark: object) -> Path:
+    """The path with a mark before all its suffixes."""
+    name = path.name.removesuffix("".join(path.suffixes))
+    return path.with_name(f"{name}-{mark}{''.join(path.suffixes)}")
+
+
+def _add_baselines(
+    baselines: Baselines, shape: Shape, row: dict[str, Any], turns: Mapping[str, float], setting: Setting
+) -> None:
+    """The unfused parts to the fused call's record, with the verdicts."""
     routed = routed_input(shape, setting.effort.seeds[0], 0, setting.device, setting.effort.routing)
     try:
         parts = baselines.all(shape, routed.topk_idx)
     except RuntimeError as error:  # the fused call's records do not depend on what torch can do
         setting.say(f"        unfused: no times: {str(error).splitlines()[0]}")
         return
-    alone = next((row["us"] for row in rows if row is not None and row["mode"] == "routed"), None)
-    if alone is not None and "shared_gemms_us" in parts:
-        parts["own_sum_us"] = alone + parts["shared_gemms_us"] + parts["norm_us"]
-    assert rows[0] is not None
-    rows[0]["baselines"] = parts
-    rows[0]["not_slower_than"] = verdicts(rows[0]["us"], parts)
-    setting.say(report.baseline_line(parts, rows[0]["not_slower_than"]))
+    fused = turns.get(row["mode"], row["us"])
+    if "routed" in turns and "shared_gemms_us" in parts:
+        parts["own_sum_us"] = turns["routed"] + parts["shared_gemms_us"] + parts["norm_us"]
+    row |= {"in_turns_us": turns, "baselines": parts, "not_slower_than": verdicts(fused, parts)}
+    setting.say(report.baseline_line(parts, row["not_slower_than"]))
 
 
 def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) -> report.Run:
@@ -261,11 +274,13 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
     run = setting.run("cost")
     points = [(name, _varied(shape, name, value)) for name, values in varied.items() for value in values]
     _prepare([(s, "dense", setting.how.overrides) for _, s in points], setting)
+    most = replace(shape, experts=max(s.experts * s.ranks for _, s in points), ranks=1)
+    weights = rank_data(most, _SEED, 0, setting.device, setting.target, 1)
     setting.say(report.header())
     for name, s in points:
         world = setting.world(s.ranks)
         try:
-            data = make_data(s, world, setting, 1 if s.experts * s.ranks > 16 else 2)
+            data = [_part_of(weights, s, rank, setting.device) for rank in range(s.ranks)]
             bench = Bench(world, s, data, setting.device, setting.how)
             _measure(bench, "dense", setting, run, varied=name)
             bench.destroy()
@@ -274,6 +289,17 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
         run.save(setting.json_path)
     setting.finish(run)
     return run
+
+
+def _part_of(weights: RankData, shape: Shape, rank: int, device: torch.device) -> RankData:
+    """A rank's share of the experts, twice where both copies together are small, and a shared slice of its own."""
+    some = _experts_of(weights, rank * shape.experts, shape.experts).routed[0]
+    routed = [some]
+    if shape.experts * shape.ranks <= 16:
+        routed.append(tuple((w.clone(), sf.clone()) for w, sf in some))  # type: ignore[arg-type]
+    s = shared_input(shape, _SEED, rank, device)
+    again = SharedInput(s.x, s.l1.clone(), s.l2.clone(), s.rms_weight, s.rms_epsilon)
+    return RankData(routed, [s, again])
 
 
 def _varied(shape: Shape, name: str, value: int) -> Shape:
@@ -300,7 +326,7 @@ def tune(shape: Shape, points: Sequence[Mapping[str, Any]], setting: Setting) ->
     data = rank_data(most, _SEED, 0, setting.device, setting.target, max(cold_copies(s) for s, _, _ in todo))
     setting.say(report.header())
     for s, mode, overrides in todo:
-        part = with_shared_tokens(_first_experts(data, s.experts), s, _SEED)
+        part = with_shared_tokens(_experts_of(data, 0, s.experts), s, _SEED)
         bench = Bench(world, s, [part], setting.device, replace(setting.how, overrides=overrides))
         _measure(bench, mode, setting, run, overrides=overrides)
         bench.destroy()
@@ -309,6 +335,7 @@ def tune(shape: Shape, points: Sequence[Mapping[str, Any]], setting: Setting) ->
     return run
 
 
-def _first_experts(data: RankData, experts: int) -> RankData:
-    pairs = [((a[0][:experts], a[1][:experts]), (b[0][:experts], b[1][:experts])) for a, b in data.routed]
+def _experts_of(data: RankData, first: int, count: int) -> RankData:
+    chosen = slice(first, first + count)
+    pairs = [((a[0][chosen], a[1][chosen]), (b[0][chosen], b[1][chosen])) for a, b in data.routed]
     return RankData(pairs, data.shared)

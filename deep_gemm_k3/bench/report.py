@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..jit.source import INCLUDE_DIR
-from . import peers
+from . import peers, trace
 from .work import Ceilings
 
 SCHEMA = "deep_gemm_k3.bench/1"
@@ -125,12 +125,21 @@ def baseline_line(parts: Mapping[str, float], verdicts: Mapping[str, bool]) -> s
     return f"        unfused: {listed}; fused not slower than: {said or 'no sum'}"
 
 
+def timeline_line(mode: str, tokens: int, sums: Mapping[str, float]) -> str:
+    """Where a call's time goes: shares of a CTA's time, then moments."""
+    shown = ", ".join(f"{name} {share:.1f} %" for name, share in trace.shares(dict(sums)).items())
+    moments = [("listed", "list"), ("gathered", "gathered"), ("finished", "last tile"), ("end", "end")]
+    times = ", ".join(f"{said} {sums[f'last {name} at']:.1f}" for name, said in moments if f"last {name} at" in sums)
+    lost = f"; {sums['lost']:.0f} events beyond the tracks' ends" if "lost" in sums else ""
+    return f"        timeline of {mode}, M={tokens}: {shown}; us: {times}{lost}"
+
+
 def overheads(samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Each mode's samples against the dense ones of the same rounds: the median of the ratios, and their quartiles."""
-    found = []
-    dense = samples["dense"]
+    found: list[dict[str, Any]] = []
+    dense = samples.get("dense", ())
     for mode, taken in samples.items():
-        if mode == "dense":
+        if not dense or mode in ("dense", "routed"):
             continue
         ratios = sorted(100.0 * (a / b - 1.0) for a, b in zip(taken, dense, strict=True))
         quarter = len(ratios) // 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 Call = Callable[[int], None]
 """Queues call number ``i``."""
 
+# What torch does to begin a capture (it waits for the device) is not allowed while another rank's thread captures.
+_capturing = threading.Lock()
 _HOLD_CYCLES_PER_CALL = 60_000  # keeps the device busy while the host queues: some 30 us a call
 
 
@@ -95,7 +98,7 @@ class DeviceTimer:
         stream = torch.cuda.current_stream(self._device)
         capture = torch.cuda.Stream(self._device)
         capture.wait_stream(stream)
-        with torch.cuda.graph(graph, stream=capture, capture_error_mode="thread_local"):
+        with _capturing, torch.cuda.graph(graph, stream=capture, capture_error_mode="thread_local"):
             for i in range(self._calls):
                 self._call(i)
         self._graph = graph

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..jit.source import INCLUDE_DIR, PACKAGE
@@ -120,27 +121,55 @@ def chrome_trace(memory: torch.Tensor, rank: int = 0) -> dict[str, Any]:
 
 
 def summary(memory: torch.Tensor) -> dict[str, float]:
-    """Where the time goes: mean microseconds per CTA that a math warp (the first) spends in each kind of interval."""
+    """Where the time goes: mean microseconds per CTA that a math warp (the first) spends in each kind of interval, and
+    when the last warp passed each event. ``lost`` counts events beyond the tracks' ends."""
+    where = layout()
+    words = memory.cpu().view(torch.int32).view(-1, where.warps, where.records, 4).numpy().astype("int64") & 0xFFFFFFFF
+    wanted = words[:, :, 0, 3]
+    counts = wanted.clip(max=where.records - 1)
+    valid = np.arange(1, where.records)[None, None, :] <= counts[:, :, None]
+    if not valid.any():
+        return {}
+    ns, event, argument = (
+        words[:, :, 1:, 1] << 32 | words[:, :, 1:, 0], words[:, :, 1:, 2], words[:, :, 1:, 3],
+    )  # fmt: skip
+    us = (ns - ns[valid].min()) * 1e-3
     totals: dict[str, float] = {}
-    last: dict[tuple[int, int], tuple[float, int]] = {}
-    ends: dict[str, float] = {}
-    ctas = set()
-    for mark in marks(memory):
-        track = (mark.cta, mark.warp)
-        ends[mark.event] = max(ends.get(mark.event, 0.0), mark.us)
-        if mark.warp != 0:
-            continue
-        ctas.add(mark.cta)
-        begin, phase = last.get(track, (mark.us, -1))
-        if mark.event == "task":
-            phase = mark.argument >> 30
-        name = _ENDS.get(mark.event, mark.event)
-        if mark.event in ("task", "multiplied", "finished"):
-            name = f"{_PHASES[phase]} {name}"
-        totals[name] = totals.get(name, 0.0) + mark.us - begin
-        last[track] = (mark.us, phase)
-    shown = {name: total / max(len(ctas), 1) for name, total in totals.items() if total > 0}
-    return {**shown, **{f"last {event} at": us for event, us in ends.items()}}
+    for cta in range(words.shape[0]):
+        _add_intervals(totals, *(part[cta, 0][valid[cta, 0]] for part in (us, event, argument)))
+    ctas = max(int((counts[:, 0] > 0).sum()), 1)
+    found = {name: total / ctas for name, total in totals.items() if total > 0}
+    for number, name in enumerate(where.events):
+        chosen = us[valid & (event == number)]
+        if chosen.size:
+            found[f"last {name} at"] = float(chosen.max())
+    lost = int((wanted - counts).sum())
+    return found | ({"lost": float(lost)} if lost else {})
+
+
+def _add_intervals(totals: dict[str, float], us: Any, event: Any, argument: Any) -> None:
+    """One warp's intervals, named by the event that ends them and the task they belong to."""
+    names, phase = layout().events, -1
+    for i in range(1, len(us)):
+        name = names[event[i]]
+        if name == "task":
+            phase = int(argument[i]) >> 30
+        kind = _ENDS.get(name, name)
+        if name in ("task", "multiplied", "finished"):
+            kind = f"{_PHASES[phase]} {kind}"
+        totals[kind] = totals.get(kind, 0.0) + float(us[i] - us[i - 1])
+
+
+def shares(sums: dict[str, float]) -> dict[str, float]:
+    """A `summary` in percent of a CTA's time: products, epilogues, waits for the first stage of a task by phase, the rest."""
+    kinds = {name: us for name, us in sums.items() if not name.startswith("last ") and name != "lost"}
+    whole = sum(kinds.values()) or 1.0
+    found = {"mainloops": 0.0, "epilogues": 0.0}
+    for name, us in kinds.items():
+        short = name.replace("wait for the first stage", "wait")
+        key = "mainloops" if name.endswith("mainloop") else "epilogues" if name.endswith("epilogue") else short
+        found[key] = found.get(key, 0.0) + 100.0 * us / whole
+    return {name: share for name, share in found.items() if share >= 0.05}
 
 
 def write(memory: torch.Tensor, path: Path, rank: int = 0) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deep_gemm_k3.bench import trace
+from deep_gemm_k3.bench import report, trace
 
 
 def timeline(ctas: int, tracks: dict[tuple[int, int], list[tuple[int, str, int]]]) -> torch.Tensor:
@@ -75,6 +75,22 @@ def test_summary_adds_a_math_warps_intervals() -> None:
     assert sums["routed L2 mainloop"] == pytest.approx(3.0)
     assert sums["routed L2 epilogue"] == pytest.approx(1.5)
     assert sums["last finished at"] == pytest.approx(6.5)
+
+
+def test_summary_says_what_was_lost_and_shares_what_is_left() -> None:
+    where = trace.layout()
+    memory = timeline(2, MARKS)
+    memory.view(torch.int32).view(2, where.warps, where.records, 4)[0, 8, 0, 3] = where.records + 4
+    assert trace.summary(memory)["lost"] == 5
+    shares = trace.shares(trace.summary(timeline(2, MARKS)))
+    assert shares == {
+        "mainloops": pytest.approx(100 * 3.0 / 7.0),
+        "epilogues": pytest.approx(100 * 1.5 / 7.0),
+        "routed L2 wait": pytest.approx(100 * 2.0 / 7.0),
+        "end of the list": pytest.approx(100 * 0.5 / 7.0),
+    }
+    line = report.timeline_line("dense", 8, trace.summary(timeline(2, MARKS)))
+    assert "mainloops 42.9 %" in line and "last tile 6.5" in line and "lost" not in line
 
 
 def test_a_full_track_keeps_what_fits() -> None:
