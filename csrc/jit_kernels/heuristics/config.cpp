@@ -15,6 +15,7 @@ namespace deep_gemm_k3::heuristics {
 namespace {
 
 constexpr int kNumThreads = 384;
+constexpr int kNumThreadsSM100 = kNumThreads + 32; // a warp that issues multiplications
 constexpr int kNumMathWarpgroups = 2;
 constexpr int kMaxSplits = 16;
 constexpr int kMinUnitsPerSplit = 3; // k128 units; fewer do not fill the pipeline once
@@ -99,12 +100,23 @@ int counted_blocks(int blocks) {
     return blocks <= 4 ? 4 : kMany;
 }
 
-Load shared_load(const Problem& problem, const TileShape& routed_tile, int num_ctas_per_sm) {
-    Load load{.tile = {.num_rows = 128, .num_tokens = 0, .num_k = 64}, .num_l1_tiles = 0, .num_l2_tiles = 0};
+// On SM100 tiles of up to 32 tokens may be split along K, and two of up to 64 fit into tensor memory side by side.
+int shared_tokens_for_sm100(int num_tokens) {
+    if (num_tokens <= 16)
+        return 16;
+    return num_tokens <= 64 ? 32 : (num_tokens <= 512 ? 64 : 128);
+}
+
+Load shared_load(const Problem& problem, const DeviceFacts& device, int num_ctas_per_sm) {
+    const bool is_sm100 = device.arch == Architecture::kSM100;
+    Load load{
+        .tile = {.num_rows = is_sm100 ? 256 : 128, .num_tokens = 0, .num_k = 64}, .num_l1_tiles = 0, .num_l2_tiles = 0};
     if (problem.shared_output == SharedOutput::kNone)
         return load;
     if (problem.batch_invariant)
         load.tile.num_tokens = kInvariantSharedTokens;
+    else if (is_sm100)
+        load.tile.num_tokens = shared_tokens_for_sm100(problem.num_shared_tokens);
     else if (num_ctas_per_sm > 1) // accumulators of 128 tokens do not fit beside a second CTA
         load.tile.num_tokens = problem.num_shared_tokens <= 16 ? 16 : 64;
     else
@@ -186,7 +198,7 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .splits = choose_splits(problem, routed, shared, std::max(device.num_sms, 1) * per_sm),
         .num_stages = 1,
         .num_math_warpgroups = kNumMathWarpgroups,
-        .num_threads = kNumThreads,
+        .num_threads = device.arch == Architecture::kSM100 ? kNumThreadsSM100 : kNumThreads,
         .num_ctas_per_sm = per_sm};
     config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
     return config;
@@ -205,8 +217,7 @@ double expected_tokens_per_expert(const Problem& problem) {
 
 Config choose_config(const Problem& problem, const DeviceFacts& device) {
     const Load routed = routed_load(problem, device);
-    return combine(
-        problem, device, routed, shared_load(problem, routed.tile, ctas_per_sm(problem, device, routed.tile)));
+    return combine(problem, device, routed, shared_load(problem, device, ctas_per_sm(problem, device, routed.tile)));
 }
 
 std::vector<Config> all_configs(
@@ -222,7 +233,7 @@ std::vector<Config> all_configs(
         std::set<Load> seen_shared;
         const int last = problem.shared_output == SharedOutput::kNone ? 0 : max_shared_tokens;
         for (varied.num_shared_tokens = 0; varied.num_shared_tokens <= last; ++varied.num_shared_tokens) {
-            const Load shared = shared_load(varied, routed.tile, ctas_per_sm(varied, device, routed.tile));
+            const Load shared = shared_load(varied, device, ctas_per_sm(varied, device, routed.tile));
             if (!seen_shared.insert(shared).second)
                 continue;
             const Config config = combine(varied, device, routed, shared);
@@ -238,6 +249,12 @@ const char* config_fault(const Config& config) {
         return "fewer than two pipeline stages fit into shared memory";
     if (plan::shared_memory_bytes(config) > plan::shared_memory_budget(config.num_ctas_per_sm))
         return "shared memory is exceeded";
+    if (config.arch == Architecture::kSM100) {
+        if (config.routed_tile.num_tokens % 16 != 0 || config.shared_tile.num_tokens % 16 != 0)
+            return "a token tile is no multiple of 16";
+        if (plan::tensor_memory_layout(config).num_allocated > plan::kTensorMemoryColumns)
+            return "tensor memory is exceeded";
+    }
     for (const int splits :
         {config.splits.routed_l1, config.splits.routed_l2, config.splits.shared_l1, config.splits.shared_l2})
         if (splits < 1 || splits > kMaxSplits)

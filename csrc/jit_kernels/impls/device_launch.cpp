@@ -69,6 +69,30 @@ jit::TensorMapSpec gate_up_map(const void* address, int intermediate, int hidden
     return spec;
 }
 
+// Packed E2M1 rows of all local experts, spread to a byte per code on their way to shared memory.
+jit::TensorMapSpec code_map(const void* address, int64_t rows, int columns) {
+    jit::TensorMapSpec spec;
+    spec.type = jit::TensorMapType::k16U4Align16B;
+    spec.address = address;
+    spec.dims[0] = static_cast<uint64_t>(columns);
+    spec.dims[1] = static_cast<uint64_t>(rows);
+    spec.strides[0] = static_cast<uint64_t>(columns) / 2;
+    spec.box[0] = plan::kUnitK;
+    spec.box[1] = plan::kHalfRows;
+    return spec;
+}
+
+void fill_routed_maps(RoutedMaps& maps, MapCache& cache, jit::Target target, const Plan& plan, const Call& call) {
+    const BufferShape& shape = plan.config.shape;
+    const int64_t num_experts = shape.num_local_experts();
+    maps.l1 = cache.get(
+        code_map(pointer<const void>(call, Tensor::kL1Weights), num_experts * 2 * shape.intermediate, shape.hidden),
+        target, "routed L1");
+    maps.l2 = cache.get(
+        code_map(pointer<const void>(call, Tensor::kL2Weights), num_experts * shape.hidden, shape.intermediate), target,
+        "routed L2");
+}
+
 void fill_maps(SharedMaps& maps, MapCache& cache, jit::Target target, const Plan& plan, const Call& call) {
     const Config& c = plan.config;
     const TileShape& tile = c.shared_tile;
@@ -133,7 +157,7 @@ Params params_for(runtime::Buffer& buffer, PlanStore& store, const Plan& plan, c
 TensorMap MapCache::get(const jit::TensorMapSpec& spec, jit::Target target, const char* name) {
     constexpr size_t kMaxMaps = 4096;
     const Key key{spec.address, spec.dims[1] << 32 | spec.dims[0],
-        static_cast<uint64_t>(spec.box[1]) << 32 | spec.box[3] << 8 | spec.rank};
+        static_cast<uint64_t>(spec.box[1]) << 32 | static_cast<uint64_t>(spec.type) << 24 | spec.box[3] << 8 | spec.rank};
     const std::lock_guard lock(mutex_);
     if (const auto found = maps_.find(key); found != maps_.end())
         return found->second;
@@ -178,8 +202,11 @@ void prepare_buffer(runtime::Buffer& buffer, const Call& call) {
 void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) {
     PlanStore& store = store_of(buffer);
     Params params = params_for(buffer, store, plan, call);
+    const jit::Target target = jit::kernel(plan.kernel).target;
     if (call.has_shared())
-        fill_maps(params.maps, store.maps, jit::kernel(plan.kernel).target, plan, call);
+        fill_maps(params.maps, store.maps, target, plan, call);
+    if (plan.config.arch == Architecture::kSM100)
+        fill_routed_maps(params.routed_maps, store.maps, target, plan, call);
     jit::LaunchRequest request = request_for(plan);
     request.params = &params;
     request.params_bytes = sizeof params;

@@ -51,6 +51,13 @@ struct SharedMaps {
     TensorMap l2;           // box {64 k, rows of one tile}
 };
 
+// Tiled maps of the routed weights on SM100 (2-D, 128-byte swizzle): packed E2M1 that spreads to one byte per code in
+// shared memory, box {128 k, 128 rows}, over the rows of all local experts. Zero elsewhere.
+struct RoutedMaps {
+    TensorMap l1;
+    TensorMap l2;
+};
+
 struct Params {
     uint8_t* buffers[kMaxNumRanks]; // every rank's symmetric buffer, addressable from this device; [rank] is our own
     int rank;
@@ -65,6 +72,7 @@ struct Params {
     void* error_record; // pinned host memory, one ErrorRecord (sync/abort.cuh)
     void* timeline;     // debug builds only, else null
     SharedMaps maps;
+    RoutedMaps routed_maps;
 };
 
 } // namespace deep_gemm_k3

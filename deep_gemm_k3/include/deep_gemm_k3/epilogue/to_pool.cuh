@@ -68,8 +68,9 @@ struct ToPool {
 
     // Replaces acc[b][4j], acc[b][4j + 1] by the weighted activations of two tokens; returns the scale codes of the
     // warp's 16 columns for both.
+    template <int kNumAccumulators>
     __device__ __forceinline__ uint32_t activate_group(
-        int j, const Activate& activate, const Rows& rows, Accumulators& acc) const {
+        int j, const Activate& activate, const Rows& rows, float (&acc)[2][kNumAccumulators]) const {
         float amax[2] = {0.f, 0.f};
         float weight[2];
 #pragma unroll

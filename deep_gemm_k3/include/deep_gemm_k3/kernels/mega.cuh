@@ -2,10 +2,11 @@
 // launch. This file holds the roles and the order in which a CTA starts and ends; everything that multiplies lies
 // behind Engine.
 //
-// Roles of a CTA (num_math_warpgroups * 128 + 128 threads)
-//   math warpgroups      tasks: multiply, epilogue; then combine + RMSNorm                               [many
-//   registers] producer warp        tasks: waits for a tile's inputs, issues the copies [few registers] dispatch warps
-//   (3)   push, list, gather; counters of the next call; publication visibility          [few registers]
+// Roles of a CTA (num_math_warpgroups * 128 + 128 threads, 32 more with an issuing warp)
+//   math warpgroups      tasks: [multiply,] epilogue; then combine + RMSNorm                      [many registers]
+//   producer warp        tasks: waits for a tile's inputs, issues the copies                      [few registers]
+//   dispatch warps (3)   push, list, gather; counters of the next call; publication visibility    [few registers]
+//   issuing warp         SM100: hands stages to the tensor core
 //
 // Pipelines
 //   stages        producer -> math and back: Engine's full and empty barriers
@@ -47,7 +48,7 @@ DG_HOST_DEVICE constexpr bool is_split(const Config& c) {
     return c.splits.routed_l1 > 1 || c.splits.routed_l2 > 1 || c.splits.shared_l1 > 1 || c.splits.shared_l2 > 1;
 }
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
-    if (c.num_math_warpgroups != 2)
+    if (c.num_math_warpgroups != 2 || c.arch == Architecture::kSM100) // there the sums are no registers
         return {0, 0};
     switch (c.num_ctas_per_sm) {
     case 1:
@@ -107,19 +108,29 @@ __device__ __forceinline__ void run_math(const Params& params, uint8_t* shared) 
     debug::mark(ctx, debug::Event::kCombined);
 }
 
+template <class Engine>
+__device__ __forceinline__ void finalize(const uint8_t* shared) {
+    if constexpr (requires { Engine::finalize(shared); })
+        Engine::finalize(shared);
+}
+
 // Engine: static initialize(params, shared), produce(ctx, iterator) for one warp, consume(ctx) for the math
-// warpgroups. consume returns when the calling thread's stores are issued and its bulk stores have completed.
+// warpgroups. consume returns when the calling thread's stores are issued and its bulk stores have completed. An engine
+// that has issue(ctx) gets a warp of its own for it, the last; finalize(shared), if there is one, ends a CTA.
 template <Config C, class Engine>
 __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     constexpr int num_math_warps = C.num_math_warpgroups * 4;
+    constexpr int first_issuing_warp = num_math_warps + 1 + plan::kNumDispatchWarps;
     constexpr RegisterSplit registers = register_split(C);
-    static_assert(C.num_threads == (num_math_warps + 1 + plan::kNumDispatchWarps) * 32);
+    constexpr bool has_issuer = requires(const sched::Context& ctx) { Engine::issue(ctx); };
+    static_assert(C.num_threads == (first_issuing_warp + has_issuer) * 32);
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
     start<C, Engine>(params, shared, roles);
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
     if (*reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kAborted) != 0) {
         if (threadIdx.x == 0)
             roles::report_abort(make_context<C>(params, shared));
+        finalize<Engine>(shared);
         return;
     }
     delay(params);
@@ -135,11 +146,15 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         if (warp == num_math_warps) {
             sched::TaskIterator<C> tasks(ctx);
             Engine::produce(ctx, tasks);
-        } else {
+        } else if (warp < first_issuing_warp) {
             roles::dispatch<C>(ctx);
+        } else {
+            if constexpr (has_issuer)
+                Engine::issue(ctx);
         }
     }
     __syncthreads();
+    finalize<Engine>(shared);
     const sched::Context ctx = make_context<C>(params, shared);
     debug::mark(ctx, debug::Event::kEnd);
     if (threadIdx.x == 0)

@@ -1,12 +1,14 @@
 // The only home of offsets inside a CTA's dynamic shared memory, for the kernel, the host planner and the tests.
 //
 // [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][tasks][barriers][roles]
-// A stage holds, for a routed tile, tokens then one weight unit per 64 rows; for a shared-expert tile, weights then
-// tokens.
+// A stage holds, for a routed tile, tokens then one weight unit per 64 rows (SM90), or weights, tokens with their
+// scales, scales of the weights (SM100); for a shared-expert tile, weights then tokens.
 #pragma once
 #include "../config.cuh"
 #include "../types.cuh"
 #include "roles_memory.cuh"
+#include "scaled_tile.cuh"
+#include "tensor_memory.cuh"
 
 namespace deep_gemm_k3::plan {
 
@@ -35,6 +37,16 @@ DG_HOST_DEVICE constexpr int routed_token_bytes(const TileShape& t) {
 DG_HOST_DEVICE constexpr int routed_weight_bytes(const TileShape& t) {
     return t.num_rows / kUnitRows * (t.num_k / kUnitK) * kUnitBytes;
 }
+// SM100: E2M1 codes take a byte each in shared memory (16 codes in 8 bytes, then a gap of 8).
+DG_HOST_DEVICE constexpr int expanded_weight_bytes(const TileShape& t) {
+    return t.num_rows * t.num_k;
+}
+DG_HOST_DEVICE constexpr int weight_scale_bytes(const TileShape& t) {
+    return num_scale_blocks(t.num_rows) * kScaleBlockBytes;
+}
+DG_HOST_DEVICE constexpr int scaled_stage_bytes(const TileShape& t) {
+    return expanded_weight_bytes(t) + scaled_tile_bytes(t.num_tokens) + weight_scale_bytes(t);
+}
 DG_HOST_DEVICE constexpr int shared_weight_bytes(const TileShape& t) {
     return t.num_rows * t.num_k * 2;
 }
@@ -42,7 +54,9 @@ DG_HOST_DEVICE constexpr int shared_token_bytes(const TileShape& t) {
     return t.num_tokens * t.num_k * 2;
 }
 DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
-    const int routed = routed_token_bytes(c.routed_tile) + routed_weight_bytes(c.routed_tile);
+    const int routed = c.arch == Architecture::kSM100
+                           ? scaled_stage_bytes(c.routed_tile)
+                           : routed_token_bytes(c.routed_tile) + routed_weight_bytes(c.routed_tile);
     const int shared = c.has_shared() ? shared_weight_bytes(c.shared_tile) + shared_token_bytes(c.shared_tile) : 0;
     return align_up(max_of(routed, shared), kStageAlignment);
 }
@@ -50,7 +64,7 @@ DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
 // ---- epilogue scratch
 // Tokens that one warpgroup transposes at a time: 128 bytes (64 rows of BF16) for each.
 DG_HOST_DEVICE constexpr int staging_tokens(const Config& c) {
-    return min_of(max_of(c.routed_tile.num_tokens, 16), 32);
+    return c.arch == Architecture::kSM100 ? 32 : min_of(max_of(c.routed_tile.num_tokens, 16), 32);
 }
 DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) {
     return staging_tokens(c) * kUnitRows * 2;
@@ -59,14 +73,24 @@ DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) {
 DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
     return c.num_math_warpgroups * kWarpsPerWarpgroup * c.routed_tile.num_tokens * 2;
 }
-// Task records between the producer and the math warps: one per stage and one for the tile in its epilogue.
+// Task records between the producer and the math warps. SM90: one per stage and one for the tile in its epilogue.
+// SM100: a ring of its own.
 constexpr int kTaskRecordBytes = 48;
-DG_HOST_DEVICE constexpr int task_bytes(const Config& c) {
-    return (c.num_stages + 1) * kTaskRecordBytes;
+constexpr int kNumTensorRecords = 4;
+DG_HOST_DEVICE constexpr int num_task_records(const Config& c) {
+    return c.arch == Architecture::kSM100 ? kNumTensorRecords : c.num_stages + 1;
 }
-// Full and empty barrier of every stage.
+DG_HOST_DEVICE constexpr int task_bytes(const Config& c) {
+    return num_task_records(c) * kTaskRecordBytes;
+}
+// Full and empty barrier of every stage; on SM100 of every accumulator and record too, then the word that names the
+// tensor memory.
+DG_HOST_DEVICE constexpr int num_barriers(const Config& c) {
+    const int of_tensors = c.arch == Architecture::kSM100 ? tensor_memory_layout(c).num_stages + kNumTensorRecords : 0;
+    return 2 * (c.num_stages + of_tensors);
+}
 DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
-    return 2 * c.num_stages * 8;
+    return num_barriers(c) * 8 + (c.arch == Architecture::kSM100 ? 8 : 0);
 }
 
 struct SharedMemoryLayout {

@@ -42,6 +42,9 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
 }
+__device__ __forceinline__ void store_shared_1(uint32_t address, uint32_t value) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

@@ -1,7 +1,8 @@
-// Dispatch, receiving side: each route of this warp's share becomes a row of the pool, converted from E4M3 x 2^s to
-// BF16 operand tiles of value x 2^8 (exact; the routed weights carry 2^-8), and RowInfo tells where its partial goes.
+// Dispatch, receiving side: each route of this warp's share becomes a row of the pool, and RowInfo tells where its
+// partial goes. On SM90 the row is converted from E4M3 x 2^s to BF16 operand tiles of value x 2^8 (exact; the routed
+// weights carry 2^-8); SM100 multiplies codes and scales as they come.
 #pragma once
-#include "../plan/operand_tile.cuh"
+#include "../plan/pool_tile.cuh"
 #include "../ptx/convert.cuh"
 #include "../sync/dependencies.cuh"
 #include "list.cuh"
@@ -19,19 +20,27 @@ __device__ __forceinline__ uint32_t convert_pair(uint32_t codes, float scale) {
         ptx::half_to_float(static_cast<uint16_t>(halves)) * scale);
 }
 
-// One group of 32 columns of one row, into the four chunks it fills.
+// One group of 32 columns of one row, into the chunks it fills: four of BF16, or two of codes and a scale byte.
 template <Config C>
 __device__ __forceinline__ void store_group(
     uint8_t* block, int row, int group, const uint32_t (&codes)[8], uint32_t scale_byte) {
     constexpr int num_tokens = C.routed_tile.num_tokens;
-    const float scale = operand_scale(scale_byte);
-    uint8_t* tile = block + (group >> 2) * plan::operand_tile_bytes(num_tokens);
+    uint8_t* tile = block + (group >> 2) * plan::pool_tile_bytes(C);
+    if constexpr (C.arch == Architecture::kSM100) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t low = codes[2 * i], high = codes[2 * i + 1];
-        const uint4 chunk = {convert_pair(low, scale), convert_pair(low >> 16, scale), convert_pair(high, scale),
-            convert_pair(high >> 16, scale)};
-        *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(num_tokens, row, (group & 3) * 4 + i)) = chunk;
+        for (int i = 0; i < 2; ++i)
+            *reinterpret_cast<uint4*>(tile + plan::scaled_chunk_offset(row, (group & 3) * 2 + i)) = {
+                codes[4 * i], codes[4 * i + 1], codes[4 * i + 2], codes[4 * i + 3]};
+        tile[plan::scale_word_offset(num_tokens, row) + (group & 3)] = static_cast<uint8_t>(scale_byte);
+    } else {
+        const float scale = operand_scale(scale_byte);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t low = codes[2 * i], high = codes[2 * i + 1];
+            const uint4 chunk = {convert_pair(low, scale), convert_pair(low >> 16, scale), convert_pair(high, scale),
+                convert_pair(high >> 16, scale)};
+            *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(num_tokens, row, (group & 3) * 4 + i)) = chunk;
+        }
     }
 }
 
@@ -115,8 +124,8 @@ template <Config C>
 __device__ __forceinline__ void gather_row(const Context& ctx, const Row& row) {
     constexpr int num_tokens = C.routed_tile.num_tokens, num_groups = C.shape.hidden / 32;
     const int block_idx = row.pool_row / num_tokens, tile_row = row.pool_row % num_tokens;
-    uint8_t* block = sched::component<C>(ctx, plan::Component::kPoolX) +
-                     plan::operand_tile_offset(num_tokens, C.shape.hidden, block_idx, 0);
+    uint8_t* block =
+        sched::component<C>(ctx, plan::Component::kPoolX) + plan::pool_tile_offset(C, C.shape.hidden, block_idx, 0);
     if (row.source_rank == ctx.params.rank) {
         gather_codes<C>(ctx, row, block, tile_row,
             sched::component<C>(ctx, plan::Component::kInputX) + uint64_t(row.token) * C.shape.hidden,

@@ -1,0 +1,19 @@
+// mega_sm100 that also writes the timeline (debug/timeline.cuh), under another name.
+#pragma once
+#ifndef DG_TIMELINE
+#define DG_TIMELINE
+#endif
+#include "../engine/sm100/engine.cuh"
+#include "mega.cuh"
+
+namespace deep_gemm_k3::kernels {
+
+template <Config C>
+__global__ void __launch_bounds__(C.num_threads, C.num_ctas_per_sm)
+    mega_sm100_traced(const __grid_constant__ Params params) {
+    static_assert(C.arch == Architecture::kSM100);
+    extern __shared__ __align__(1024) uint8_t shared[];
+    run<C, engine::EngineSM100<C>>(params, shared);
+}
+
+} // namespace deep_gemm_k3::kernels
