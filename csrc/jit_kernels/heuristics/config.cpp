@@ -100,11 +100,12 @@ int counted_blocks(int blocks) {
     return blocks <= 4 ? 4 : kMany;
 }
 
-// On SM100 tiles of up to 32 tokens may be split along K, and two of up to 64 fit into tensor memory side by side.
+// On SM100 tiles of up to 32 tokens may be split along K, and two fit into tensor memory side by side; larger ones read
+// the weights less often.
 int shared_tokens_for_sm100(int num_tokens) {
     if (num_tokens <= 16)
         return 16;
-    return num_tokens <= 64 ? 32 : (num_tokens <= 512 ? 64 : 128);
+    return num_tokens <= 64 ? 32 : 128;
 }
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, int num_ctas_per_sm) {
