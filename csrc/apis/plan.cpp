@@ -53,7 +53,8 @@ std::string all_configs(std::string text) {
     for (const Config& config : heuristics::all_configs(planned.problem, planned.device, max_tokens, max_shared_tokens))
         out.push_back(
             json::Object{{"config", heuristics::config_json(config)}, {"literal", heuristics::config_literal(config)},
-                {"launch", heuristics::launch_shape(config, planned.device)}});
+                {"launch", heuristics::launch_shape(config, planned.device)},
+                {"tensor_memory", heuristics::tensor_memory(config)}});
     return json::Value(std::move(out)).dump();
 }
 

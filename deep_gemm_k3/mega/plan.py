@@ -120,12 +120,18 @@ class Plan:
             f"K splits  {cut or 'none'}",
             f"grid      {self.data['grid']} CTAs of {config['num_threads']} threads ({config['num_ctas_per_sm']} on each of "
             f"{self.data['num_sms']} SMs), {config['num_stages']} stages of {shared_memory['bytes_per_stage']} B, "
-            f"{shared_memory['bytes_per_cta']} of {shared_memory['limit']} B shared memory",
+            f"{shared_memory['bytes_per_cta']} of {shared_memory['limit']} B shared memory{self._tensor_memory()}",
             f"buffer    {mebibytes(self.total_bytes)} on each rank",
         ]
         if self.data["fault"]:
             lines.append(f"cannot be launched: {self.data['fault']}")
         return "\n".join(lines)
+
+    def _tensor_memory(self) -> str:
+        used = self.data["tensor_memory"]
+        if not used["columns"]:
+            return ""
+        return f", {used['columns']} of {used['limit']} columns of tensor memory (sums of {used['accumulators']} tiles)"
 
     def _where(self) -> str:
         if self.device == "cpu":

@@ -220,6 +220,14 @@ json::Value launch_shape(const Config& config, const DeviceFacts& device) {
         plan::shared_memory_bytes(config)};
 }
 
+json::Value tensor_memory(const Config& config) {
+    if (config.arch != Architecture::kSM100)
+        return Object{{"columns", 0}, {"accumulators", 0}, {"limit", 0}};
+    const plan::TensorMemoryLayout layout = plan::tensor_memory_layout(config);
+    return Object{
+        {"columns", layout.num_allocated}, {"accumulators", layout.num_stages}, {"limit", plan::kTensorMemoryColumns}};
+}
+
 json::Value byte_table(const BufferShape& shape) {
     json::Array rows;
     for (int i = 0; i < plan::kNumComponents; ++i) {
@@ -242,7 +250,8 @@ json::Value explain(const Problem& problem, const DeviceFacts& device) {
         {"shared_memory",
             Object{{"bytes_per_stage", plan::stage_bytes(config)}, {"bytes_per_cta", plan::shared_memory_bytes(config)},
                 {"limit", plan::shared_memory_budget(config.num_ctas_per_sm)}}},
-        {"fault", fault ? Value(fault) : Value()}, {"buffer", byte_table(config.shape)}};
+        {"tensor_memory", tensor_memory(config)}, {"fault", fault ? Value(fault) : Value()},
+        {"buffer", byte_table(config.shape)}};
 }
 
 } // namespace deep_gemm_k3::heuristics

@@ -28,6 +28,8 @@ const char* shared_output_name(SharedOutput output);
 
 // Grid, block and cluster (three numbers each), then bytes of dynamic shared memory: as the launch layer takes them.
 json::Value launch_shape(const Config& config, const DeviceFacts& device);
+// Columns that a CTA allocates, sums of how many tiles lie there at once, and the limit; zeros without tensor memory.
+json::Value tensor_memory(const Config& config);
 // One row per component of the symmetric buffer: name, offset, bytes.
 json::Value byte_table(const BufferShape& shape);
 // The whole plan of one call: config, shared memory, grid, expected work, byte table.

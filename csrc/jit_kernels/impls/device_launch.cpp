@@ -157,7 +157,8 @@ Params params_for(runtime::Buffer& buffer, PlanStore& store, const Plan& plan, c
 TensorMap MapCache::get(const jit::TensorMapSpec& spec, jit::Target target, const char* name) {
     constexpr size_t kMaxMaps = 4096;
     const Key key{spec.address, spec.dims[1] << 32 | spec.dims[0],
-        static_cast<uint64_t>(spec.box[1]) << 32 | static_cast<uint64_t>(spec.type) << 24 | spec.box[3] << 8 | spec.rank};
+        static_cast<uint64_t>(spec.box[1]) << 32 | static_cast<uint64_t>(spec.type) << 24 | spec.box[3] << 8 |
+            spec.rank};
     const std::lock_guard lock(mutex_);
     if (const auto found = maps_.find(key); found != maps_.end())
         return found->second;
