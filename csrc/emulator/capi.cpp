@@ -129,7 +129,7 @@ EXPORT int emulator_run(void* machine) {
         return 1;
     });
     for (auto& launch : m.launches)
-        m.memory.remove(launch->param_base);
+        m.memory.forget(launch->param_base);
     m.reset();
     return done;
 }

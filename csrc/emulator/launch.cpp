@@ -6,6 +6,7 @@
 namespace deep_gemm_k3::emulator {
 
 void Machine::admit(Launch& launch) {
+    launch.is_started = true;
     u32 per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
     launch.total_clusters = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2] / per_cluster;
     while (launch.next_cluster < launch.total_clusters &&
@@ -27,6 +28,9 @@ void Machine::start_cluster(Launch& launch, u64 number) {
     for (u32 rank = 0; rank < count; ++rank) {
         auto cta = std::make_unique<Cta>();
         cta->launch = &launch;
+        cta->serial = next_cta++;
+        if (!rank)
+            cluster->serial = cta->serial;
         cta->cluster = cluster.get();
         cta->rank = rank;
         u32 at[3] = {rank % size[0], rank / size[0] % size[1], rank / size[0] / size[1]};
@@ -180,6 +184,7 @@ void Machine::retire(Warp& w) {
     --launch.live_clusters;
     if (launch.next_cluster < launch.total_clusters)
         start_cluster(launch, launch.next_cluster++);
+    launch_ended |= is_finished(launch);
 }
 
 void Machine::cta_exit_check(Warp& w) {

@@ -163,6 +163,7 @@ struct MbarrierInfo {
 
 struct Cluster {
     Launch* launch = nullptr;
+    u64 serial = 0; // of its first CTA
     u32 id[3] = {0, 0, 0};
     std::vector<Cta*> ctas;
     u32 live_ctas = 0, arrived = 0;
@@ -172,6 +173,7 @@ struct Cluster {
 
 struct Cta {
     Launch* launch = nullptr;
+    u64 serial = 0; // counted from 1 over all launches
     Cluster* cluster = nullptr;
     u32 id[3] = {0, 0, 0}, rank = 0; // rank in the cluster
     std::vector<u8> shared, written; // written: one byte per byte of shared memory
@@ -201,6 +203,7 @@ struct Launch {
     u64 param_base = 0;
     std::string label;
     u64 next_cluster = 0, total_clusters = 0, live_clusters = 0;
+    bool is_started = false, is_ended = false;
     std::vector<std::unique_ptr<Cluster>> clusters;
     std::vector<std::unique_ptr<Cta>> ctas;
 };
@@ -230,16 +233,18 @@ struct Machine {
     Counters counters;
     u64 epoch = 1, virtual_ns = 1000000, live_warps = 0;
     u32 next_warp_id = 0;
+    u64 next_cta = 1;
     std::string printed;
 
     std::shared_ptr<Races> races;           // null without race detection
     std::shared_ptr<AsyncStamp> completing; // the operation whose writing half runs
 
     explicit Machine(const Options& chosen) : options(chosen), random(chosen.seed) {}
-    void run();                 // all launches, to completion
-    void reset();               // forgets the launches; findings and counters stay
-    bool step();                // some progress; false when nobody is ready
-    void admit(Launch& launch); // starts what fits
+    void run();                  // all launches, to completion; those of one rank one after the other
+    void reset();                // forgets the launches; findings and counters stay
+    bool step();                 // some progress; false when nobody is ready
+    void admit(Launch& launch);  // starts what fits
+    void finish(Launch& launch); // it has ended: what it left in flight is completed first
     bool is_finished(const Launch& launch) const;
     void remove(Launch* launch);
     void unpark_all(bool by_time); // pollers look again; by time also those who wait with a limit
@@ -251,8 +256,12 @@ struct Machine {
     void report_at(Warp& w, const std::string& kind, const std::string& text);
     std::string who(const Warp& w) const;
     void cta_exit_check(Warp& w);
+    // Nobody is ready and no asynchronous work is left: lets pollers look once more; false when that has not helped.
+    bool quiet_round(u32& rounds);
+    std::string deadlock_text(); // who waits, and on what
 
   private:
+    bool launch_ended = true; // or none has begun yet
     u64 quiet_epoch = 0, parked_epoch = 0, progress_epoch = 0, progress_instructions = 0;
     void start_cluster(Launch& launch, u64 number);
     void start_warp(Cta& cta, u32 index, u32 threads);
@@ -260,10 +269,9 @@ struct Machine {
     void run_warp(Warp& w);
     Split* pick_split(Warp& w);
     void complete_async(size_t index);
-    bool quiet_round(u32& rounds);
     bool release_meetings_softly();
-    [[noreturn]] void deadlock();
     void retire(Warp& w);
+    bool admit_next(); // the first launch of every rank that has none running; false when all have ended
 };
 
 } // namespace deep_gemm_k3::emulator

@@ -31,6 +31,16 @@ void MemoryMap::remove(u64 low) {
             item.alive = false;
 }
 
+void MemoryMap::forget(u64 low) {
+    last_ = nullptr;
+    std::erase_if(list_, [&](const Allocation& item) { return item.low == low; });
+}
+
+void MemoryMap::forget_mapped() {
+    last_ = nullptr;
+    mapped_.clear(), readable_.clear();
+}
+
 const Allocation* MemoryMap::find(u64 address) const {
     auto above = std::upper_bound(
         list_.begin(), list_.end(), address, [](u64 value, const Allocation& item) { return value < item.low; });
@@ -57,14 +67,20 @@ std::string MemoryMap::describe(u64 address) const {
            " bytes)";
 }
 
-// Whether this process has the range mapped, as /proc says; what has been looked up is kept.
-bool MemoryMap::is_mapped(u64 address, u64 bytes, bool is_write) {
-    auto holds = [&](const Allocation& item) {
-        return address >= item.low && address + bytes <= item.high && (!is_write || item.writable);
+// The range of this process's memory that holds the access, as /proc says, or null. What has been looked up is kept,
+// and looked up again when it does not hold the access: memory may have been mapped since.
+const Allocation* MemoryMap::find_mapped(u64 address, u64 bytes, bool is_write) {
+    auto holder = [&]() -> const Allocation* {
+        for (auto* ranges : {&mapped_, &readable_})
+            for (const Allocation& item : *ranges)
+                if (address >= item.low && address < item.high && bytes <= item.high - address &&
+                    (!is_write || item.writable))
+                    return &item;
+        return nullptr;
     };
-    if (std::any_of(mapped_.begin(), mapped_.end(), holds))
-        return true;
-    mapped_.clear();
+    if (const Allocation* known = holder())
+        return known;
+    forget_mapped();
     std::ifstream maps("/proc/self/maps");
     std::string line;
     while (std::getline(maps, line)) {
@@ -77,19 +93,22 @@ bool MemoryMap::is_mapped(u64 address, u64 bytes, bool is_write) {
             mapped_.back().high = high;
         else
             mapped_.push_back({low, high, "memory of this process", true, writable});
+        if (!readable_.empty() && readable_.back().high == low) // a read may cross into memory of other rights
+            readable_.back().high = high;
+        else
+            readable_.push_back({low, high, "memory of this process", true, false});
     }
-    return std::any_of(mapped_.begin(), mapped_.end(), holds);
+    return holder();
 }
 
 u8* MemoryMap::check_slow(u64 address, u64 bytes, bool is_write) {
     const Allocation* item = find(address);
     bool fits = item && item->alive && bytes <= item->high - address && (!is_write || item->writable);
-    if (!fits && accept_mapped && is_mapped(address, bytes, is_write)) {
-        for (const Allocation& known : mapped_)
-            if (address >= known.low && address < known.high)
-                last_ = &known;
-        return reinterpret_cast<u8*>(address);
-    }
+    if (!fits && accept_mapped)
+        if (const Allocation* known = find_mapped(address, bytes, is_write)) {
+            last_ = known;
+            return reinterpret_cast<u8*>(address);
+        }
     if (!item)
         throw Fault("out-of-bounds", "global access of " + std::to_string(bytes) + " bytes at " + describe(address));
     if (!item->alive)

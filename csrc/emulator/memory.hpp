@@ -18,7 +18,9 @@ struct Allocation {
 class MemoryMap {
   public:
     void add(u64 low, u64 bytes, const std::string& name, bool writable = true);
-    void remove(u64 low);
+    void forget_mapped();                      // what accept_mapped has looked up: it may be unmapped by now
+    void remove(u64 low);                      // freed: a later access is reported as such
+    void forget(u64 low);                      // never was: the emulator's own memory
     const Allocation* find(u64 address) const; // the one that holds the address, alive or not
     std::string describe(u64 address) const;   // for messages: the nearest allocations
 
@@ -37,8 +39,8 @@ class MemoryMap {
   private:
     std::vector<Allocation> list_; // sorted by low, no overlap among the living
     const Allocation* last_ = nullptr;
-    std::vector<Allocation> mapped_; // what accept_mapped has looked up
-    bool is_mapped(u64 address, u64 bytes, bool is_write);
+    std::vector<Allocation> mapped_, readable_; // what accept_mapped has looked up: by rights, and whatever can be read
+    const Allocation* find_mapped(u64 address, u64 bytes, bool is_write);
     u8* check_slow(u64 address, u64 bytes, bool is_write);
 };
 

@@ -36,8 +36,12 @@ Races::State& Races::state(Warp& w) {
     if (warps_.size() <= w.id)
         warps_.resize(w.id + 1);
     State& mine = warps_[w.id];
-    if (!mine.cta) {
-        mine.cta = w.cta;
+    if (!mine.place.cta) {
+        u32 rank = w.cta->launch->rank;
+        mine.place = {w.cta->serial, w.cta->cluster->serial, rank};
+        auto before = ended_.find(rank);
+        if (before != ended_.end())
+            mine.known = before->second;
         raise(mine.known.all, 3 * w.id, 1);
     }
     return mine;
@@ -58,28 +62,29 @@ u32 Races::site(Warp& w) {
 }
 
 // Whether threads of `to` lie within the scope as a thread of `from` sees it.
-bool Races::covers(Scope scope, const Cta* from, const Cta* to) const {
+bool Races::covers(Scope scope, const Residence& from, const Residence& to) {
     switch (scope) {
     case Scope::None:
         return false;
     case Scope::Cta:
-        return from == to;
+        return from.cta == to.cta;
     case Scope::Cluster:
-        return from->cluster == to->cluster;
+        return from.cluster == to.cluster;
     case Scope::Gpu:
-        return from->launch == to->launch;
+        return from.rank == to.rank;
     default:
         return true;
     }
 }
 
 bool Races::strong_pair(const Mark& old, const Mark& now) const {
-    const Cta *from = warps_[old.who / 3].cta, *to = warps_[now.who / 3].cta;
+    const Residence &from = warps_[old.who / 3].place, &to = warps_[now.who / 3].place;
     return covers(old.scope, from, to) && covers(now.scope, to, from);
 }
 
 void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what) {
-    if (old.clock == 0 || old.who == now.who || strong_pair(old, now))
+    bool is_own = old.who == now.who && !now.is_async; // asynchronous operations of one warp do not order each other
+    if (old.clock == 0 || is_own || strong_pair(old, now))
         return;
     bool is_ordered = get(known.all, old.who) >= old.clock;
     if (!is_ordered) {
@@ -135,7 +140,7 @@ void Races::synchronise(Warp& w, const u8* memory, Access kind, u16 mode) {
     if (kind == Access::Read) {
         bool acquires = order == Order::Acquire || order == Order::AcqRel;
         for (const Release& entry : list) {
-            bool fits = covers(entry.scope, entry.cta, w.cta) && covers(scope, w.cta, entry.cta);
+            bool fits = covers(entry.scope, entry.from, mine.place) && covers(scope, mine.place, entry.from);
             if (fits)
                 (acquires ? mine.known : mine.after_load).join(entry.known);
         }
@@ -146,10 +151,10 @@ void Races::synchronise(Warp& w, const u8* memory, Access kind, u16 mode) {
         return;
     Scope effective = releases ? scope : mine.fence_scope;
     const Knowledge& what = releases ? mine.known : mine.before_fence;
-    auto same = std::find_if(
-        list.begin(), list.end(), [&](const Release& r) { return r.cta == w.cta && r.scope == effective; });
+    auto same = std::find_if(list.begin(), list.end(),
+        [&](const Release& r) { return r.from.cta == mine.place.cta && r.scope == effective; });
     if (same == list.end())
-        list.push_back({effective, w.cta, what});
+        list.push_back({effective, mine.place, what});
     else
         same->known.join(what);
     raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
@@ -223,6 +228,27 @@ void Races::forget_memory(const u8* memory, u64 bytes) {
                 releases_.erase(address);
         }
     }
+}
+
+void Races::finish(const Launch& launch) {
+    Knowledge& all = ended_[launch.rank];
+    for (auto& cta : launch.ctas) {
+        for (auto& warp : cta->warps) {
+            State& mine = state(*warp);
+            all.join(mine.known);
+            raise(all.all, 3 * warp->id + 1, mine.issued);
+            raise(all.all, 3 * warp->id + 2, mine.issued);
+        }
+        auto drop = [&](const void* first, const void* last) {
+            objects_.erase(objects_.lower_bound({first, 0}), objects_.lower_bound({last, 0}));
+        };
+        drop(cta->barriers, cta->barriers + std::size(cta->barriers));
+        for (auto& [offset, info] : cta->mbarriers)
+            drop(&info, &info + 1);
+    }
+    for (auto& cluster : launch.clusters)
+        objects_.erase(objects_.lower_bound({cluster.get(), 0}), objects_.lower_bound({cluster.get() + 1, 0}));
+    join_clock(all.fenced, all.all); // the end of a kernel orders every proxy
 }
 
 void Races::forget(const void* object, u64 round) {

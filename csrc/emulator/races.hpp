@@ -22,6 +22,12 @@ struct Knowledge {
     void join(const Knowledge& other);
 };
 
+// Where a warp runs, in plain numbers: launches and their CTAs may be gone when something that they did is compared.
+struct Residence {
+    u64 cta = 0, cluster = 0; // counted from 1 over all launches
+    u32 rank = 0;
+};
+
 struct AsyncStamp { // of one asynchronous operation
     u32 warp = 0, count = 0;
     Knowledge at_issue;
@@ -42,6 +48,7 @@ class Races {
     void release_async(const AsyncStamp& stamp, const void* object, u64 round);
     void forget(const void* object, u64 round);
     void forget_memory(const u8* memory, u64 bytes); // it is about to be freed
+    void finish(const Launch& launch); // later launches of its rank come after all that it did; barriers are forgotten
 
     // Strong accesses to memory and fences.
     void synchronise(Warp& w, const u8* memory, Access kind, u16 mode);
@@ -60,14 +67,14 @@ class Races {
     };
     struct Release {
         Scope scope;
-        const Cta* cta;
+        Residence from;
         Knowledge known;
     };
     struct State {
         Knowledge known, before_fence, after_load;
         Scope fence_scope = Scope::None;
         u32 issued = 0;
-        const Cta* cta = nullptr;
+        Residence place;
     };
 
     Machine& machine_;
@@ -75,13 +82,14 @@ class Races {
     std::map<std::pair<const void*, u64>, Knowledge> objects_;
     std::unordered_map<u64, std::vector<Release>> releases_;
     std::vector<State> warps_;
+    std::unordered_map<u32, Knowledge> ended_; // by rank: what launches that have ended did
     std::vector<std::string> sites_;
     std::map<std::pair<const void*, u32>, u32> site_index_;
 
     State& state(Warp& w);
     Shadow& shadow(u64 address);
     u32 site(Warp& w);
-    bool covers(Scope scope, const Cta* from, const Cta* to) const;
+    static bool covers(Scope scope, const Residence& from, const Residence& to);
     bool strong_pair(const Mark& old, const Mark& now) const;
     void check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what);
     void touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known);

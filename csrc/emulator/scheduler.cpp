@@ -111,7 +111,6 @@ bool Machine::release_meetings_softly() {
     return released;
 }
 
-// Nobody is ready and no asynchronous work is left: let pollers look once more; false when that has not helped.
 bool Machine::quiet_round(u32& rounds) {
     if (epoch != quiet_epoch)
         rounds = 0;
@@ -183,6 +182,7 @@ void Machine::run_warp(Warp& w) {
 }
 
 void Machine::reset() {
+    launch_ended = true;
     runnable.clear(), parked.clear(), timed.clear(), async.clear();
     launches.clear();
     live_warps = 0;
@@ -191,14 +191,30 @@ void Machine::reset() {
 void Machine::run() {
     random.seed(options.seed);
     races = options.races ? std::make_shared<Races>(*this) : nullptr;
-    for (auto& launch : launches)
-        admit(*launch);
     u32 rounds = 0;
-    while (live_warps)
+    while (admit_next())
         if (!step() && !quiet_round(rounds))
-            deadlock();
+            throw Fault("deadlock", deadlock_text());
     while (!async.empty())
         complete_async(0);
+}
+
+bool Machine::admit_next() {
+    if (!launch_ended)
+        return true;
+    launch_ended = false;
+    std::set<u32> busy;
+    for (auto& launch : launches) {
+        if (busy.count(launch->rank))
+            continue;
+        if (!launch->is_started)
+            admit(*launch);
+        if (is_finished(*launch))
+            finish(*launch);
+        else
+            busy.insert(launch->rank);
+    }
+    return !busy.empty();
 }
 
 // One stretch of one warp, or one asynchronous completion; false when nobody is ready.
@@ -244,17 +260,26 @@ bool Machine::step() {
 }
 
 bool Machine::is_finished(const Launch& launch) const {
-    return launch.live_clusters == 0 && launch.next_cluster == launch.total_clusters;
+    return launch.is_started && launch.live_clusters == 0 && launch.next_cluster == launch.total_clusters;
 }
 
-// Takes a finished launch away: what it left in flight is completed first.
-void Machine::remove(Launch* launch) {
+void Machine::finish(Launch& launch) {
+    if (launch.is_ended)
+        return;
+    launch.is_ended = true;
     for (size_t i = 0; i < async.size();) {
-        if (async[i]->cta->launch == launch)
+        if (async[i]->cta->launch == &launch)
             complete_async(i), i = 0;
         else
             ++i;
     }
+    if (races)
+        races->finish(launch);
+}
+
+// Takes a launch that has ended away.
+void Machine::remove(Launch* launch) {
+    finish(*launch);
     auto is_gone = [&](const std::pair<Warp*, Split*>& entry) { return entry.first->cta->launch == launch; };
     std::erase_if(parked, is_gone);
     std::erase_if(timed, is_gone);
@@ -289,7 +314,7 @@ std::string wait_text(const Warp& w, const Split& split) {
 
 } // namespace
 
-void Machine::deadlock() {
+std::string Machine::deadlock_text() {
     std::string out = "no warp can go on\n";
     u32 shown = 0, hidden = 0;
     auto show = [&](Warp& w, const Split& split) {
@@ -311,7 +336,7 @@ void Machine::deadlock() {
                     show(*warp, *split);
     if (hidden)
         out += "  and " + std::to_string(hidden) + " more\n";
-    throw Fault("deadlock", out);
+    return out;
 }
 
 void Machine::report(const std::string& kind, const std::string& text) {

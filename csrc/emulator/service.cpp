@@ -23,8 +23,27 @@ struct Kernel {
     std::string entry;
 };
 
+std::string record_text(s64 kernel, const std::string& entry, const jit::LaunchRequest& request) {
+    std::string out = "{\"kernel\":" + std::to_string(kernel) + ",\"entry\":" + json_text(entry);
+    const std::pair<const char*, jit::Dim3> shapes[] = {
+        {"grid", request.grid}, {"block", request.block}, {"cluster", request.cluster}};
+    for (auto& [name, dim] : shapes)
+        out += std::string(",\"") + name + "\":[" + std::to_string(dim.x) + "," + std::to_string(dim.y) + "," +
+               std::to_string(dim.z) + "]";
+    out += ",\"shared_bytes\":" + std::to_string(request.shared_bytes) + ",\"rank\":" + std::to_string(request.rank) +
+           ",\"params\":\"";
+    const u8* bytes = static_cast<const u8*>(request.params);
+    for (size_t i = 0; i < request.params_bytes; ++i) {
+        constexpr char kDigits[] = "0123456789abcdef";
+        out += kDigits[bytes[i] >> 4], out += kDigits[bytes[i] & 15];
+    }
+    return out + "\"}";
+}
+
 struct Job {
     std::unique_ptr<Launch> pending; // until the machine has it
+    u64 world = 0;
+    u32 num_ranks = 0; // of the world, when all of them launch from this process
     Launch* launch = nullptr;
     bool done = false;
     std::string error;
@@ -47,8 +66,12 @@ class Service {
 
     void launch(s64 handle, const jit::LaunchRequest& request) {
         Job job;
+        job.world = request.world, job.num_ranks = request.num_ranks_here;
         std::unique_lock lock(mutex_);
-        job.pending = make(*kernels_.at(static_cast<size_t>(handle - 1)), request);
+        Kernel& kernel = *kernels_.at(static_cast<size_t>(handle - 1));
+        job.pending = make(kernel, request);
+        if (is_recording_)
+            recorded_.push_back(record_text(handle, kernel.entry, request));
         waiting_.push_back(&job);
         has_news_ = true;
         news_.notify_all();
@@ -76,6 +99,20 @@ class Service {
         return report_json(machine_);
     }
 
+    void record(bool on) {
+        const std::lock_guard lock(mutex_);
+        is_recording_ = on;
+        recorded_.clear();
+    }
+
+    std::string recorded() {
+        const std::lock_guard lock(mutex_);
+        std::string out = "[";
+        for (const std::string& one : recorded_)
+            out += (out.size() > 1 ? "," : "") + one;
+        return out + "]";
+    }
+
     void clear() {
         const std::lock_guard lock(mutex_);
         machine_.findings.clear(), machine_.finding_keys.clear();
@@ -90,7 +127,10 @@ class Service {
     std::atomic<bool> has_news_{false};
     std::vector<std::unique_ptr<Kernel>> kernels_;
     std::vector<Job*> waiting_, running_;
+    bool is_recording_ = false;
+    std::vector<std::string> recorded_;
     Machine machine_{Options{}};
+    u32 rounds_ = 0;                  // without progress while nobody outside could help
     std::unique_ptr<Options> chosen_; // taken over when nothing runs
 
     std::unique_ptr<Launch> make(Kernel& kernel, const jit::LaunchRequest& request) {
@@ -102,6 +142,7 @@ class Service {
             to[i][0] = shapes[i].x, to[i][1] = shapes[i].y, to[i][2] = shapes[i].z;
         a.dynamic_shared = request.shared_bytes;
         a.params = static_cast<const u8*>(request.params), a.param_bytes = request.params_bytes;
+        a.rank = request.rank;
         auto launch = prepare(a);
         // persistent kernels wait for each other: every CTA is resident, as the launch layer has made sure
         launch->resident_limit = a.grid[0] * a.grid[1] * a.grid[2];
@@ -118,6 +159,8 @@ class Service {
             bool is_quiet = false;
             try {
                 is_quiet = !stretch();
+            } catch (const Fault& fault) {
+                error = fault.kind + ": " + fault.what();
             } catch (const std::exception& fault) {
                 error = fault.what();
             }
@@ -125,8 +168,12 @@ class Service {
             if (!error.empty())
                 return fail(error);
             finish_done();
-            if (is_quiet && !mine.done && !has_news_)
-                rest(lock);
+            if (is_quiet && !mine.done && !has_news_) {
+                if (!is_closed())
+                    rest(lock);
+                else if (!machine_.quiet_round(rounds_))
+                    fail("deadlock: " + machine_.deadlock_text());
+            }
         }
     }
 
@@ -140,10 +187,10 @@ class Service {
             }
             machine_.races = machine_.options.races ? std::make_shared<Races>(machine_) : nullptr;
             machine_.next_warp_id = 0;
+            machine_.memory.forget_mapped();
         }
         for (Job* job : waiting_) {
             job->launch = job->pending.get();
-            job->launch->rank = static_cast<u32>(running_.size());
             machine_.memory.add(
                 job->launch->instance->base, job->launch->instance->storage.size() * 8 - 256, "module variables");
             machine_.memory.add(
@@ -173,12 +220,20 @@ class Service {
                 ++i;
                 continue;
             }
-            machine_.memory.remove(job->launch->param_base);
+            machine_.memory.forget(job->launch->param_base);
             machine_.remove(job->launch);
             running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
             job->done = true;
             news_.notify_all();
         }
+    }
+
+    // Whether every rank of every group is in a call, so that nobody outside can end a wait.
+    bool is_closed() const {
+        return std::all_of(running_.begin(), running_.end(), [&](const Job* job) {
+            auto is_member = [&](const Job* other) { return other->world == job->world; };
+            return job->num_ranks && std::count_if(running_.begin(), running_.end(), is_member) == job->num_ranks;
+        });
     }
 
     // Others may still be on their way to launch, or write from another process: yield the core, let time pass as it
@@ -192,11 +247,14 @@ class Service {
     }
 
     void fail(const std::string& error) {
+        for (Job* job : running_)
+            machine_.memory.forget(job->launch->param_base);
         for (auto* list : {&running_, &waiting_}) {
             for (Job* job : *list)
                 job->error = error, job->done = true;
             list->clear();
         }
+        rounds_ = 0;
         machine_.reset();
     }
 };
@@ -235,6 +293,16 @@ EXPORT void emulator_service_configure(uint64_t seed, int adversary, int races, 
 
 EXPORT const char* emulator_service_report() {
     deep_gemm_k3::emulator::answer = deep_gemm_k3::emulator::service().report();
+    return deep_gemm_k3::emulator::answer.c_str();
+}
+
+// Starts (and forgets what was there), or stops, keeping what every launch was given.
+EXPORT void emulator_service_record(int on) {
+    deep_gemm_k3::emulator::service().record(on != 0);
+}
+
+EXPORT const char* emulator_service_recorded() {
+    deep_gemm_k3::emulator::answer = deep_gemm_k3::emulator::service().recorded();
     return deep_gemm_k3::emulator::answer.c_str();
 }
 

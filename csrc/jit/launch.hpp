@@ -21,7 +21,11 @@ struct LaunchRequest {
     uint32_t shared_bytes = 0;    // dynamic shared memory of one CTA
     const void* params = nullptr; // the kernel's one argument, copied before launch() returns
     size_t params_bytes = 0;
-    void* stream = nullptr;   // CUstream; ignored by the other targets
+    void* stream = nullptr; // CUstream; ignored by the other targets
+    // Emulator only: which group of ranks launches (any number that they share), whose kernel this is, and how many
+    // ranks there are if all of them launch from this process; else 0.
+    uint64_t world = 0;
+    uint32_t rank = 0, num_ranks_here = 0;
     bool cooperative = false; // all CTAs start together, or the driver refuses
     bool dependent = false;   // programmatic dependent launch: the kernel itself waits for its predecessor
 };

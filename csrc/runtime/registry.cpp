@@ -124,6 +124,18 @@ Buffer& find_buffer(int64_t handle) {
     return *buffer;
 }
 
+uint32_t num_local_ranks(const Buffer& buffer) {
+    const std::lock_guard lock(entries_mutex);
+    uint32_t count = 0;
+    for (const auto& entry : entries) {
+        const Buffer* other = entry.load(std::memory_order_relaxed);
+        if (other == nullptr)
+            break; // entries are made in order
+        count += other->handle_.load(std::memory_order_relaxed) != 0 && other->bases == buffer.bases;
+    }
+    return count;
+}
+
 // Either the call sees that the handle is gone, or destroy_buffer sees the call: both write before they look.
 InUse::InUse(int64_t handle) : buffer_(find_buffer(handle)) {
     buffer_.num_calls_.fetch_add(1);

@@ -50,6 +50,7 @@ class Buffer {
     friend int64_t create_buffer(const std::string&, const std::vector<int64_t>&);
     friend void destroy_buffer(int64_t);
     friend Buffer& find_buffer(int64_t);
+    friend uint32_t num_local_ranks(const Buffer&);
     friend class InUse;
 
     std::atomic<int> num_calls_{0};
@@ -103,6 +104,9 @@ void abort_peers(Buffer& buffer, const std::string& message);
 void refuse_call(Buffer& buffer, const std::string& message);
 // What aborted this buffer, or an empty string.
 std::string abort_report(Buffer& buffer);
+
+// How many ranks of the buffer's group have their buffer in this process.
+uint32_t num_local_ranks(const Buffer& buffer);
 
 // use_buffer, and look into device memory too: for calls off the hot path.
 void check_buffer(int64_t handle);

@@ -39,6 +39,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emulator_report": (ctypes.c_char_p, [ctypes.c_void_p]),
     "emulator_service_configure": (None, [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]),
     "emulator_service_report": (ctypes.c_char_p, []),
+    "emulator_service_record": (None, [ctypes.c_int]),
+    "emulator_service_recorded": (ctypes.c_char_p, []),
     "emulator_service_clear": (None, []),
     "emulator_tensor_map": (ctypes.c_int, [ctypes.c_char_p, _U32P, ctypes.c_uint64, _U64P, _U64P]),
 }

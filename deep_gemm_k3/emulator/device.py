@@ -143,7 +143,7 @@ class Device:
         self.run([Launch(module, kernel, grid, block, **options)])
 
     def run(self, launches: Iterable[Launch]) -> None:
-        """Runs launches side by side, one for each rank for instance, until all have ended."""
+        """Runs launches until all have ended: ranks side by side, launches of one rank in their order, as in a stream."""
         launches = list(launches)
         for launch in launches:
             if launch.module.target != self.arch:

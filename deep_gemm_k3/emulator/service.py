@@ -36,3 +36,15 @@ def report() -> dict[str, Any]:
 
 def clear() -> None:
     library().emulator_service_clear()
+
+
+def record(on: bool) -> None:
+    """Starts keeping what every launch is given, dropping what was kept; or stops."""
+    library().emulator_service_record(int(on))
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The launches since ``record``, in the order in which they came: kernel, entry, grid, block, cluster, shared_bytes,
+    rank and params (hexadecimal)."""
+    launches: list[dict[str, Any]] = json.loads(library().emulator_service_recorded())
+    return launches

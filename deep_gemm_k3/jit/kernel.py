@@ -49,6 +49,10 @@ class KernelStore:
         """Keeps an artefact that somebody else compiled."""
         return self._artefacts.setdefault(artefact.key, artefact)
 
+    def loaded(self) -> list[Artefact]:
+        """What the process has asked for so far."""
+        return list(self._artefacts.values())
+
     def load(self, source: KernelSource, where: str, params_bytes: int = 0) -> int:
         """Compiles if need be, loads into ``cuda:INDEX``, ``emulator`` or ``null``; the handle that launches take."""
         slot = (source.key, where)

@@ -211,8 +211,14 @@ void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) 
     jit::LaunchRequest request = request_for(plan);
     request.params = &params;
     request.params_bytes = sizeof params;
-    if (!buffer.on_cpu())
+    if (!buffer.on_cpu()) {
         request.stream = jit::current_stream(buffer.spec.device_index);
+    } else {
+        request.world = reinterpret_cast<uint64_t>(buffer.bases[0]);
+        request.rank = static_cast<uint32_t>(buffer.spec.rank);
+        const uint32_t num_ranks = static_cast<uint32_t>(buffer.spec.shape.num_ranks);
+        request.num_ranks_here = runtime::num_local_ranks(buffer) == num_ranks ? num_ranks : 0;
+    }
     jit::launch(request);
     if (!buffer.on_cpu())
         return;

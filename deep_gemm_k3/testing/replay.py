@@ -1,0 +1,252 @@
+"""Calls of the package, recorded once on the emulator and run again from the same memory, with other PTX or schedules.
+
+A :class:`Scene` holds what the launches of all ranks were given, a copy of all memory as it was before the first of them,
+and what the memory held after the last. ``replay`` puts the memory back, runs the launches on a device of its own (the
+calls of a rank one after the other, the ranks side by side without a barrier between calls) and says what is wrong: a
+fault, findings, or memory that differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..emulator import Device, EmulatorError, Launch, Module, service
+from ..mega.buffer import SymmBuffer
+from .data import WorldShape, make_world
+from .oracle import Options
+from .runner import RankCall, RunOptions, Session
+
+
+class _Params(ctypes.Structure):
+    """The beginning of params.cuh's Params, as far as replaying needs it."""
+
+    _fields_ = [
+        ("buffers", ctypes.c_uint64 * 64),
+        ("rank", ctypes.c_int32),
+        ("num_tokens", ctypes.c_int32),
+        ("routed", ctypes.c_uint64 * 4),
+        ("y", ctypes.c_uint64),
+        ("rms_weight", ctypes.c_uint64),
+        ("statistics", ctypes.c_uint64),
+        ("shared", ctypes.c_uint64 * 5),
+        ("publication", ctypes.c_uint64 * 4),
+        ("scalars", ctypes.c_uint64 * 4),
+        ("error_record", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One allocation that the launches reach. ``is_result``: what it holds in the end is compared."""
+
+    name: str
+    tensor: torch.Tensor
+    is_result: bool = False
+    initial: torch.Tensor | None = None  # None: nobody writes it
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        return _bytes(self.tensor)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.is_contiguous() else tensor.contiguous().view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the emulator schedules: the seed, when asynchronous work completes, how long a warp runs at a stretch."""
+
+    seed: int
+    adversary: str = "random"
+    quantum: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a replay gave rise to. ``fault`` ended it; ``findings`` by kind; ``differing`` names memory with other bits."""
+
+    fault: str = ""
+    findings: list[tuple[str, str]] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anybody noticed anything."""
+        return bool(self.fault or self.findings or self.differing)
+
+    @property
+    def kinds(self) -> list[str]:
+        """In short: kinds of fault and findings, and ``wrong`` for other bits."""
+        found = {kind for kind, _ in self.findings}
+        if self.fault:
+            found.add(self.fault.split(":")[0])
+        return sorted(found) + (["wrong"] if self.differing else [])
+
+
+@dataclass
+class Scene:
+    """Recorded calls. ``ptx`` by entry: what ran."""
+
+    name: str
+    launches: list[dict[str, Any]]
+    memory: list[Memory]
+    expected: dict[str, torch.Tensor]
+    ptx: dict[str, str]
+    sources: dict[str, str]
+    keep: Any = None
+
+    def restore(self) -> None:
+        for part in self.memory:
+            if part.initial is not None:
+                part.tensor.view(torch.uint8).copy_(part.initial)
+
+    def replay(
+        self, ptx: dict[str, str] | None = None, schedule: Schedule | None = None, *, races: bool = True, limit: int = 0
+    ) -> Outcome:
+        """Runs the launches with ``ptx`` (by entry) in place of what was recorded. ``limit``: warp instructions, at most."""
+        how = schedule or Schedule(0)
+        self.restore()
+        outcome = Outcome()
+        try:
+            modules = {entry: Module(text) for entry, text in (ptx or self.ptx).items()}
+            device = Device(
+                arch=next(iter(modules.values())).target,
+                seed=how.seed,
+                adversary=how.adversary,
+                quantum=how.quantum,
+                race_detection=races,
+                max_instructions=limit,
+            )
+        except EmulatorError as error:
+            return Outcome(fault=f"refused: {error}")
+        for part in self.memory:
+            device.register_tensor(part.tensor, part.name)
+        try:
+            device.run([_launch(given, modules) for given in self.launches])
+        except EmulatorError as error:
+            outcome.fault = str(error)
+        outcome.findings = [(finding.kind, finding.text) for finding in device.findings]
+        outcome.counters = device.counters
+        results = ((part.name, part.bytes) for part in self.memory if part.is_result)
+        outcome.differing = [name for name, now in results if not torch.equal(now, self.expected[name])]
+        return outcome
+
+
+def _launch(given: dict[str, Any], modules: dict[str, Module]) -> Launch:
+    return Launch(
+        modules[given["entry"]],
+        given["entry"],
+        given["grid"],
+        given["block"],
+        [bytes.fromhex(given["params"])],
+        given["cluster"],
+        given["shared_bytes"],
+        given["rank"],
+    )
+
+
+@contextmanager
+def on_emulator(**options: Any) -> Iterator[None]:
+    """CPU calls go to the emulator for a while."""
+    from .. import _extension
+
+    _extension.ops().set_cpu_route("emulator")
+    service.configure(**options)
+    try:
+        yield
+    finally:
+        _extension.ops().set_cpu_route("oracle")
+        service.configure()
+
+
+def _reached(buffer: SymmBuffer, call: RankCall) -> list[Memory]:
+    """What one rank's launches reach, except what the host library owns."""
+    of = f" of rank {buffer.rank}"
+    written = [("buffer", buffer.buffer, False), ("y", call.y, True), ("statistics", call.stats, True)]
+    if call.shared_y is not None:
+        written.append(("shared_y", call.shared_y, True))
+    given = call.input
+    read = [*given.l1, *given.l2]
+    if given.shared is not None:
+        read += [given.shared.x, given.shared.l1, given.shared.l2, given.shared.rms_weight]
+    if call.published is not None:
+        written.append(("workspace", call.published.workspace, True))
+        read += [call.published.flags, call.published.peer_ptrs]
+    memory = [Memory(name + of, tensor, result, _bytes(tensor).clone()) for name, tensor, result in written]
+    return memory + [Memory(f"input {i}{of}", tensor) for i, tensor in enumerate(read) if tensor.numel()]
+
+
+def _error_records(launches: list[dict[str, Any]]) -> list[Memory]:
+    """The error records that the launches name: host memory of the library, one cell for each rank."""
+    found = {}
+    for given in launches:
+        params = _Params.from_buffer_copy(bytes.fromhex(given["params"]))
+        if params.rank != given["rank"]:
+            raise RuntimeError("replay: the kernel's argument is not laid out as this module thinks")
+        found[params.error_record] = given["rank"]
+    memory = []
+    for address, rank in found.items():
+        tensor = torch.frombuffer((ctypes.c_uint8 * 64).from_address(address), dtype=torch.uint8)
+        memory.append(Memory(f"error record of rank {rank}", tensor, False, tensor.clone()))
+    return memory
+
+
+def record_world(
+    name: str,
+    shape: WorldShape,
+    options: Options,
+    mode: str,
+    *,
+    calls: int = 3,
+    num_sms: int = 2,
+    overrides: Callable[[SymmBuffer], None] | None = None,
+    how: RunOptions | None = None,
+    seed: int = 1,
+) -> Scene:
+    """``calls`` calls of a local world through the entry that ``mode`` names. ``overrides`` may prepare every buffer."""
+    from ..jit.kernel import default_store
+
+    with on_emulator(seed=seed):
+        session = Session(shape, device="cpu", num_sms=num_sms)
+        inputs = make_world(shape, seed, target=session.buffers[0].target)
+        if overrides is not None:
+            for buffer in session.buffers:
+                overrides(buffer)
+
+        def begin(group: Any, buffer: SymmBuffer) -> RankCall:
+            call = RankCall(buffer, inputs[group.rank], options, mode, how or RunOptions())
+            call.fill()
+            return call
+
+        ranks = session.run(begin)
+        memory = [part for call in ranks for part in _reached(call.buffer, call)]
+        service.record(True)
+
+        def proceed(group: Any, buffer: SymmBuffer) -> None:
+            for _ in range(calls):
+                ranks[group.rank].call()
+                group.barrier("replay: after a call")
+            buffer.check()
+
+        session.run(proceed)
+        launches = service.recorded()
+        service.record(False)
+    artefacts = {artefact.entry: artefact for artefact in default_store().loaded()}
+    used = {given["entry"] for given in launches}
+    expected = {part.name: part.bytes.clone() for part in memory if part.is_result}
+    return Scene(
+        name,
+        launches,
+        memory + _error_records(launches),
+        expected,
+        {entry: artefacts[entry].ptx for entry in used},
+        {entry: artefacts[entry].source for entry in used},
+        keep=(session, ranks),
+    )
