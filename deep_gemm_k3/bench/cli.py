@@ -1,4 +1,4 @@
-"""``python -m deep_gemm_k3 bench``: producer, sweep, cost, tune, plot.
+"""``python -m deep_gemm_k3 bench``: producer, sweep, cost, tune, plot, table.
 
 Every command checks results against the oracle before and after it times them, and prints no time for a wrong one.
 """
@@ -287,10 +287,19 @@ def plot(
     picture: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
 ) -> None:
     """Draw a saved run."""
-    from . import report
+    from . import plots, report
 
-    report.plot(report.load(run), picture)
+    plots.plot(report.load(run), picture)
     print(f"wrote {picture}")
+
+
+@app.command()
+def table(run: Annotated[Path, typer.Argument(help="A saved run: a sweep, producer or cost.")]) -> None:
+    """A saved run as Markdown."""
+    from . import report
+    from . import table as tables
+
+    print(tables.markdown(report.load(run)))
 
 
 def varied_of(text: str) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ import torch
 
 from ..mega.group import Group
 from ..testing.world import SharedInput
-from . import report, trace
+from . import plots, report, trace
 from .baselines import Baselines, reduce_scatter_us, verdicts
 from .case import Settings, compile_plans, plan_of
 from .data import RankData, rank_data, routed_input, shared_input, with_shared_tokens
@@ -60,7 +60,7 @@ class Setting:
     def finish(self, run: report.Run) -> None:
         run.save(self.json_path)
         if self.plot_path is not None and run.data["rows"]:
-            report.plot(run.data, self.plot_path)
+            plots.plot(run.data, self.plot_path)
 
 
 def cold_copies(shape: Shape) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deep_gemm_k3 import __main__ as cli
-from deep_gemm_k3.bench import case, check, data, jobs, peers, report
+from deep_gemm_k3.bench import case, check, data, jobs, peers, report, table
 from deep_gemm_k3.bench.baselines import verdicts
 from deep_gemm_k3.bench.cli import numbers, overrides_of, varied_of
 from deep_gemm_k3.bench.measure import Bench, Effort, World
@@ -245,7 +245,7 @@ def test_producer_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "rs " in capsys.readouterr().out
 
 
-def test_sweep_run_and_plot(tmp_path: Path) -> None:
+def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = options(tokens="1,2", experts=2, topk=1, seeds=1, rounds=1)
     saved, picture = tmp_path / "sweep.json", tmp_path / "sweep.png"
     assert cli.main(["bench", "sweep", *shape, "--json", str(saved), "--plot", str(picture)]) == 0
@@ -268,6 +268,11 @@ def test_sweep_run_and_plot(tmp_path: Path) -> None:
     assert rows[0]["not_slower_than"] == verdicts(rows[0]["in_turns_us"]["dense"], parts)
     assert picture.stat().st_size > 1000
     assert cli.main(["bench", "plot", str(saved), str(tmp_path / "again.svg")]) == 0
+    capsys.readouterr()
+    assert cli.main(["bench", "table", str(saved)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| tokens | everything fused, dense, us | routed alone, us |")
+    assert lines[2].startswith(f"| 1 | {rows[0]['us']:.1f} | {rows[1]['us']:.1f} |")
 
 
 def test_cost_and_tune_runs(tmp_path: Path) -> None:
@@ -287,6 +292,24 @@ def test_cost_and_tune_runs(tmp_path: Path) -> None:
     rows = report.load(tmp_path / "tune.json")["rows"]
     assert rows[0]["plan"]["routed_tokens"] == 16
     assert rows[1]["shape"]["experts"] == 2 and rows[1]["mode"] == "routed"
+
+
+def test_tables_of_a_producer_and_of_costs() -> None:
+    row = {
+        "mode": "rs", "us": 20.04, "eager_us": None, "copies": 1, "varied": "topk", "shape": Shape(8, 1, 1).__dict__,
+        "work": work(Shape(8, 1, 1), 1, 8).row(20.0), "best_public": (42.4, "x"), "goal_us": None,
+    }  # fmt: skip
+    compared = {"tokens": 8, "cold": True, "mode": "rs", "us": 20.2, "dense_us": 20.0}
+    compared |= {"overhead_percent": 1.0, "quartiles": [0.9, 1.1]}
+    data = {"kind": "producer", "rows": [row], "publication": [compared]}
+    data["reduce_scatter"] = [{"shared_tokens": 64, "us": 14.7}]
+    text = table.markdown(data)
+    assert "| warm | `rs` | 20.0 |  | 4 / 1 | 19 % | 42.4 |  |" in text
+    assert "| 8 | cold | `rs` | 20.20 | 20.00 | +1.00 % (+0.90 .. +1.10) |" in text
+    assert "| 64 | 14.7 |" in text
+    assert "| topk | 8 | 1 | 1 | 1 | 20.0 | 3.9 |" in table.markdown({"kind": "cost", "rows": [row]})
+    with pytest.raises(ValueError, match="wanted one of sweep, producer, cost, given 'tune'"):
+        table.markdown({"kind": "tune", "rows": []})
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:

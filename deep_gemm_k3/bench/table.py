@@ -1,0 +1,122 @@
+"""Saved runs as Markdown tables, for documents: no number is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .trace import shares
+
+Row = Mapping[str, Any]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def _floors(row: Row) -> list[str]:
+    work = row["work"]
+    return [f"{work['memory_us']:.0f} / {work['tensor_us']:.0f}", f"{work['percent_of_floor']:.0f} %"]
+
+
+def _peers(row: Row) -> list[str]:
+    best, goal = row.get("best_public"), row.get("goal_us")
+    return [f"{best[0]:g}" if best else "", f"{goal:g}" if goal else ""]
+
+
+def _where(data: Row, mode: str, tokens: int) -> str:
+    """The largest shares of a CTA's time, and when the last rows were gathered."""
+    found = [t["us"] for t in data.get("traces", ()) if (t["mode"], t["tokens"]) == (mode, tokens)]
+    if not found:
+        return ""
+    largest = sorted(shares(found[0]).items(), key=lambda item: -item[1])[:4]
+    text = ", ".join(f"{name} {share:.0f} %" for name, share in largest if share >= 1)
+    return text + (f"; gathered at {found[0]['last gathered at']:.0f} us" if "last gathered at" in found[0] else "")
+
+
+def sweep(data: Row) -> str:
+    """Everything fused and the routed part alone over tokens; the unfused sums where they were timed."""
+    rows = data["rows"]
+    alone = {r["shape"]["tokens"]: r["us"] for r in rows if r["mode"] == "routed"}
+    text = ""
+    for mode in [m for m in dict.fromkeys(r["mode"] for r in rows) if m != "routed"]:
+        chosen = [r for r in rows if r["mode"] == mode]
+        head = ["tokens", f"everything fused, {mode}, us", "routed alone, us", "floors: memory / tensor, us"]
+        head += ["of the floor", "best public, routed alone, us", "goal, us"]
+        compared = any("baselines" in r for r in chosen)
+        if compared:
+            head += ["sums: own routed and cuBLAS / BF16 parts / BF16 GEMMs only, us", "longer than"]
+        located = any(_where(data, mode, r["shape"]["tokens"]) for r in chosen)
+        head += ["where the time goes"] if located else []
+        lines = []
+        for row in chosen:
+            tokens = row["shape"]["tokens"]
+            cells = [f"{tokens}", f"{row['us']:.1f}", f"{alone[tokens]:.1f}" if tokens in alone else ""]
+            cells += [*_floors(row), *_peers(row)]
+            if compared:
+                cells += _sums(row)
+            lines.append(cells + ([_where(data, mode, tokens)] if located else []))
+        text += _table(head, lines) + "\n"
+    return text + publication(data)
+
+
+def _sums(row: Row) -> list[str]:
+    parts, kept = row.get("baselines", {}), row.get("not_slower_than", {})
+    names = {"own_sum_us": "own", "sum_us": "parts", "gemms_sum_us": "GEMMs"}
+    figures = " / ".join(f"{parts[name]:.0f}" if name in parts else "-" for name in names)
+    return [figures, ", ".join(said for name, said in names.items() if kept.get(name) is False) or "none"]
+
+
+def publication(data: Row) -> str:
+    """What publication costs against the dense output, and the reduce-scatter beside it."""
+    found = data.get("publication", ())
+    if not found:
+        return ""
+    beside = {r["shared_tokens"]: r["us"] for r in data.get("reduce_scatter", ())}
+    text = _table(
+        ["tokens", "weights", "mode", "us", "dense, us", "over dense (half of the rounds within)"],
+        [
+            [
+                f"{f['tokens']}", "cold" if f["cold"] else "warm", f"`{f['mode']}`", f"{f['us']:.2f}",
+                f"{f['dense_us']:.2f}",
+                f"{f['overhead_percent']:+.2f} % ({f['quartiles'][0]:+.2f} .. {f['quartiles'][1]:+.2f})",
+            ]
+            for f in found
+        ],
+    )  # fmt: skip
+    if beside:
+        text += "\n" + _table(
+            ["shared rows", "reduce-scatter, us"], [[f"{n}", f"{us:.1f}"] for n, us in beside.items()]
+        )
+    return text
+
+
+def producer(data: Row) -> str:
+    head = ["weights", "mode", "us", "single calls, us", "floors: memory / tensor, us", "of the floor"]
+    head += ["best public, routed alone, us", "goal, us"]
+    lines = []
+    for row in data["rows"]:
+        eager = f"{row['eager_us']:.1f}" if row["eager_us"] is not None else ""
+        weights = "warm" if row["copies"] == 1 else "cold"
+        lines.append([weights, f"`{row['mode']}`", f"{row['us']:.1f}", eager, *_floors(row), *_peers(row)])
+    return _table(head, lines) + "\n" + publication(data)
+
+
+def cost(data: Row) -> str:
+    head = ["varied", "tokens", "experts of a rank", "top-k", "local ranks", "us", "floor of a rank, us"]
+    lines = []
+    for row in data["rows"]:
+        s = row["shape"]
+        figures = [str(s[name]) for name in ("tokens", "experts", "topk", "ranks")]
+        lines.append([row["varied"], *figures, f"{row['us']:.1f}", f"{row['work']['floor_us']:.1f}"])
+    return _table(head, lines)
+
+
+def markdown(data: Row) -> str:
+    """The tables that belong to a run's kind."""
+    kinds: dict[str, Callable[[Row], str]] = {"sweep": sweep, "producer": producer, "cost": cost}
+    made = kinds.get(data["kind"])
+    if made is None:
+        raise ValueError(f"run: wanted one of {', '.join(kinds)}, given {data['kind']!r}")
+    return made(data)
