@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .work import device_floor_us
+
 Row = Mapping[str, Any]
 
 
@@ -95,7 +97,7 @@ def _cost(pyplot: Any, data: Row) -> Any:
         rows = sorted(rows, key=lambda r: r["shape"][name])
         x = [r["shape"][name] for r in rows]
         axis.plot(x, [r["us"] for r in rows], "o-", label="measured")
-        axis.plot(x, [r["work"]["floor_us"] for r in rows], "k:", label="floor of a rank alone on the device")
+        axis.plot(x, [device_floor_us(r) for r in rows], "k:", label="floor of the device")
         axis.set(xlabel=names.get(name, name), ylabel="microseconds")
         axis.set_ylim(bottom=0)
         _ticks(axis, x)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .trace import shares
+from .work import device_floor_us
 
 Row = Mapping[str, Any]
 
@@ -104,12 +105,12 @@ def producer(data: Row) -> str:
 
 
 def cost(data: Row) -> str:
-    head = ["varied", "tokens", "experts of a rank", "top-k", "local ranks", "us", "floor of a rank, us"]
+    head = ["varied", "tokens", "experts of a rank", "top-k", "local ranks", "us", "floor of the device, us"]
     lines = []
     for row in data["rows"]:
         s = row["shape"]
         figures = [str(s[name]) for name in ("tokens", "experts", "topk", "ranks")]
-        lines.append([row["varied"], *figures, f"{row['us']:.1f}", f"{row['work']['floor_us']:.1f}"])
+        lines.append([row["varied"], *figures, f"{row['us']:.1f}", f"{device_floor_us(row):.1f}"])
     return _table(head, lines)
 
 

@@ -7,6 +7,7 @@ tells the whole distance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,3 +89,9 @@ def expected_experts(shape: Shape) -> float:
     """Experts of a rank that get a row, when all ranks' tokens choose uniformly."""
     missing = (1.0 - shape.topk / (shape.experts * shape.ranks)) ** (shape.tokens * shape.ranks)
     return shape.experts * (1.0 - missing)
+
+
+def device_floor_us(row: Mapping[str, Any]) -> float:
+    """A record's floor for the device: local ranks share its memory and its tensor cores."""
+    ranks: int = row["shape"]["ranks"] // row.get("processes", 1)
+    return ranks * float(row["work"]["floor_us"])

@@ -308,6 +308,8 @@ def test_tables_of_a_producer_and_of_costs() -> None:
     assert "| 8 | cold | `rs` | 20.20 | 20.00 | +1.00 % (+0.90 .. +1.10) |" in text
     assert "| 64 | 14.7 |" in text
     assert "| topk | 8 | 1 | 1 | 1 | 20.0 | 3.9 |" in table.markdown({"kind": "cost", "rows": [row]})
+    row["shape"] = Shape(8, 1, 1, ranks=4).__dict__  # that share the device
+    assert "| topk | 8 | 1 | 1 | 4 | 20.0 | 15.5 |" in table.markdown({"kind": "cost", "rows": [row]})
     with pytest.raises(ValueError, match="wanted one of sweep, producer, cost, given 'tune'"):
         table.markdown({"kind": "tune", "rows": []})
 
