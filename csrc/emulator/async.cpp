@@ -152,7 +152,8 @@ void check_readers(Cta& cta, u32 offset, u64 bytes) {
             Warp& w = *cta.warps[0];
             w.machine->report("overwrite-in-flight",
                 "a copy writes shared memory at offset " + std::to_string(piece * 16) + " of CTA rank " +
-                    std::to_string(cta.rank) + " that a wgmma may still read, in " + w.program->function->name);
+                    std::to_string(cta.rank) + " that a matrix instruction may still read, in " +
+                    w.program->function->name);
             return;
         }
 }

@@ -303,6 +303,13 @@ u32 Builder::local_offset(const Operand& operand) const {
     return static_cast<u32>(address);
 }
 
+void Builder::require_cta_group(u32 group) {
+    u32& of_kernel = decoder_.program_->cta_group;
+    if (of_kernel && of_kernel != group)
+        fail("a kernel uses one .cta_group only, and another instruction has .cta_group::" + std::to_string(of_kernel));
+    of_kernel = group;
+}
+
 void Builder::emit(Handler run) {
     u32 index = static_cast<u32>(decoder_.program_->code.size());
     if (!s.predicate.empty()) {

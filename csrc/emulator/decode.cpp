@@ -182,7 +182,10 @@ void Decoder::layout_variables() {
 
 void Decoder::check_target(const Statement& statement) const {
     bool is_tcgen = statement.op == "tcgen05", is_wgmma = statement.op == "wgmma";
-    bool is_sm90a = syntax_.target == "sm_90a", is_blackwell = syntax_.target.rfind("sm_10", 0) == 0;
+    const std::string& target = syntax_.target;
+    bool is_specific = !target.empty() && (target.back() == 'a' || target.back() == 'f');
+    bool is_sm90a = target == "sm_90a",
+         is_blackwell = is_specific && (target.rfind("sm_10", 0) == 0 || target.rfind("sm_110", 0) == 0);
     if ((is_wgmma && !is_sm90a) || (is_tcgen && !is_blackwell))
         throw PtxError(statement.line, "'" + statement.text() + "' does not exist on .target " + syntax_.target);
 }

@@ -57,6 +57,7 @@ class Builder {
     void address(Ref Inst::* field, const Operand& operand); // base row into field (| 2 when 64-bit), offset into imm
     void address_extra(const Operand& operand);              // base row and offset: two extras
     u32 local_offset(const Operand& operand) const;          // of a .local or .param variable of the body
+    void require_cta_group(u32 group);                       // all tcgen05 instructions of a kernel agree
     void emit(Handler run);
     void emit_unguarded(Handler run); // the same without the statement's guard
 

@@ -184,10 +184,11 @@ std::string report_json(const Machine& machine) {
     }
     const Counters& c = machine.counters;
     const std::pair<const char*, u64> values[] = {{"instructions", c.instructions}, {"macs", c.macs}, {"mma", c.mma},
-        {"wgmma", c.wgmma}, {"tma_loads", c.tma_loads}, {"tma_stores", c.tma_stores}, {"tma_bytes", c.tma_bytes},
-        {"bulk_copies", c.bulk_copies}, {"global_read", c.global_read}, {"global_written", c.global_written},
-        {"shared_read", c.shared_read}, {"shared_written", c.shared_written}, {"atomics", c.atomics},
-        {"barrier_waits", c.barrier_waits}, {"mbarrier_waits", c.mbarrier_waits},
+        {"wgmma", c.wgmma}, {"tensor_products", c.tensor_products}, {"tensor_read", c.tensor_read},
+        {"tensor_written", c.tensor_written}, {"tma_loads", c.tma_loads}, {"tma_stores", c.tma_stores},
+        {"tma_bytes", c.tma_bytes}, {"bulk_copies", c.bulk_copies}, {"global_read", c.global_read},
+        {"global_written", c.global_written}, {"shared_read", c.shared_read}, {"shared_written", c.shared_written},
+        {"atomics", c.atomics}, {"barrier_waits", c.barrier_waits}, {"mbarrier_waits", c.mbarrier_waits},
         {"system_operations", c.system_operations}, {"virtual_ns", machine.virtual_ns}};
     out += "],\"counters\":{";
     for (size_t i = 0; i < std::size(values); ++i)

@@ -96,6 +96,7 @@ struct Program {
     u32 static_shared = 0; // end of static shared variables, from address 0
     u32 local_bytes = 0;
     u32 param_bytes = 0;
+    u32 cta_group = 0;               // of all its tcgen05 instructions; 0: it has none
     std::string where(u32 pc) const; // "kernel, PTX line 12 (source file.cu:34): add.s32"
 };
 

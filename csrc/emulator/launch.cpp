@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "races.hpp"
+#include "tensor_memory.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -177,9 +178,12 @@ void Machine::retire(Warp& w) {
         if (races) {
             races->forget_memory(member->shared.data(), member->shared.size());
             races->forget_memory(member->local.data(), member->local.size());
+            if (member->tensor)
+                races->forget_memory(member->tensor->order.data(), member->tensor->order.size());
         }
         for (auto* bytes : {&member->local, &member->shared, &member->written})
             std::vector<u8>().swap(*bytes);
+        member->tensor = nullptr;
     }
     --launch.live_clusters;
     if (launch.next_cluster < launch.total_clusters)
@@ -188,8 +192,13 @@ void Machine::retire(Warp& w) {
 }
 
 void Machine::cta_exit_check(Warp& w) {
+    tensor_exit_check(*this, *w.cta);
+    auto is_used = [&](const AsyncOp& op) {
+        bool is_named = std::find(op.uses.begin(), op.uses.end(), w.cta) != op.uses.end();
+        return (op.cta == w.cta && (op.read || op.to_shared)) || is_named;
+    };
     for (auto& op : async)
-        if (op->cta == w.cta && (op->read || op->to_shared))
+        if (is_used(*op))
             report("exit-in-flight", std::string(op->what) +
                                          " still uses shared memory when its CTA exits\n  issued at " +
                                          w.program->where(op->pc));

@@ -19,6 +19,7 @@ namespace deep_gemm_k3::emulator {
 struct Machine;
 class Races;
 struct AsyncStamp;
+struct TensorMemory;
 struct Launch;
 struct Cta;
 struct Warp;
@@ -81,7 +82,10 @@ struct AsyncOp {
     std::shared_ptr<AsyncStamp> stamp;              // with race detection
     const char* what = "";
     u32 pc = 0;
-    bool to_shared = false; // writes shared memory of its cluster
+    bool to_shared = false;                               // writes shared memory of its cluster
+    bool in_order = false;                                // tcgen05: after what its thread has issued before
+    std::vector<Cta*> uses;                               // whose memory it uses besides its own CTA's
+    std::vector<std::pair<Cta*, std::vector<u32>>> holds; // 16-byte pieces of shared memory that it still reads
 };
 
 struct LaneGroups {
@@ -126,6 +130,10 @@ struct Warp {
     u32 carry = 0;                            // the condition-code bit of each lane
     std::deque<u32> wgmma_stamps;             // per group not yet waited for, with race detection
     u32 wgmma_stamp = 0, wgmma_done_stamp = 0;
+    std::map<u32, std::shared_ptr<AsyncGroup>> tensor_tail; // per lane: its newest tcgen05 operation
+    std::map<u32, LaneGroups> tensor_stores;                // tcgen05.st, in the entry of lane 0
+    std::vector<u32> tensor_loads;                          // pcs of tcgen05.ld not yet waited for
+    u32 tensor_load_stamp = 0;
     u32 id = 0; // global number, for vector clocks and traces
 
     template <class T>
@@ -184,6 +192,7 @@ struct Cta {
     std::vector<u16> readers; // per 16 bytes of shared memory: tensor-core operations that may still read it
     u64 reader_count = 0;
     std::vector<std::pair<Warp*, Split*>> wgmma_waiters;
+    std::shared_ptr<TensorMemory> tensor; // made when it is first used
     u32 live_threads = 0;
     bool exited = false;
 };
@@ -217,6 +226,7 @@ struct Counters {
     u64 instructions = 0, macs = 0, mma = 0, wgmma = 0, tma_loads = 0, tma_stores = 0, bulk_copies = 0;
     u64 tma_bytes = 0, global_read = 0, global_written = 0, shared_read = 0, shared_written = 0, peer_written = 0,
         peer_read = 0;
+    u64 tensor_products = 0, tensor_read = 0, tensor_written = 0;
     u64 barrier_waits = 0, mbarrier_waits = 0, system_operations = 0, atomics = 0;
 };
 

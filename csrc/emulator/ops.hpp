@@ -29,6 +29,7 @@ void register_mbarrier(Table& table);
 void register_async(Table& table);
 void register_matrix(Table& table);
 void register_wgmma(Table& table);
+void register_tcgen05(Table& table);
 
 // Result and argument types of a lambda without captures.
 template <class F>

@@ -40,6 +40,8 @@ class Races {
     void access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode);
     std::shared_ptr<AsyncStamp> issue(Warp& w);
     void async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write);
+    void tensor_access(Warp& w, const AsyncStamp& stamp, const u8* order, u64 bytes, bool is_write, bool in_order);
+    void tensor_fence(Warp& w, bool after); // tcgen05.fence::before_thread_sync or ::after_thread_sync
     void async_done(Warp& w, u32 of, u32 count, bool reads_only); // w has waited for operations up to `count`
 
     // Barriers, by address and round: arrivals release, those who pass acquire.

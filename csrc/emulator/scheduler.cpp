@@ -69,6 +69,11 @@ void Machine::complete_async(size_t index) {
     completing = done->stamp;
     done->write();
     completing = nullptr;
+    for (auto& [cta, pieces] : done->holds) {
+        for (u32 piece : pieces)
+            --cta->readers[piece];
+        cta->reader_count -= pieces.size();
+    }
     if (group && --group->pending == 0)
         wake_all(group->waiters);
 }

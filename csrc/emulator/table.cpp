@@ -21,6 +21,7 @@ const std::unordered_map<std::string, BuildFunction>& build_table() {
         register_async(made);
         register_matrix(made);
         register_wgmma(made);
+        register_tcgen05(made);
         return made;
     }();
     return table;
