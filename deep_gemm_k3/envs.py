@@ -109,6 +109,11 @@ def _seconds(name: str, default: float, meaning: str) -> Variable[float]:
 
 CACHE_DIR = _path("DGK3_CACHE_DIR", "Where compiled kernels are kept.", "the user's cache directory")
 CPU_TARGET = _choice("DGK3_CPU_TARGET", ("sm_90a", "sm_100a"), "The architecture that stands behind CPU tensors.")
+CPU_EXECUTOR = _choice(
+    "DGK3_CPU_EXECUTOR",
+    ("emulator", "oracle"),
+    "What computes calls on CPU tensors: the emulator, or the oracle for tests of all that is not the kernel.",
+)
 EMULATOR_SEED = _count("DGK3_EMULATOR_SEED", 0, "Schedule of the emulator behind CPU tensors.")
 EMULATOR_ADVERSARY = _choice(
     "DGK3_EMULATOR_ADVERSARY", ("random", "earliest", "latest"), "When asynchronous work completes in the emulator."

@@ -85,14 +85,24 @@ def _first_call(handle: int, description: bytes, error_out: int, error_size: int
 
 
 def _prepare(description: dict[str, Any]) -> None:
-    """Make a signature ready on this rank: on a GPU, compile and load every config that token counts can choose."""
+    """Make a signature ready on this rank.
+
+    On a GPU every config that token counts can choose is compiled and loaded. On the emulator it is the config of this
+    call's counts: other counts compile theirs when they come, while the peers' kernels wait.
+    """
     entry, place, text = description["signature"]["entry"], description["place"], json.dumps(description["signature"])
+    problem = description["problem"]
     if place.startswith("cuda"):
         from .mega.plan import load_kernels
 
-        log.info("%s: on %s, %s: %s", entry, place, load_kernels(description["problem"], place), text)
+        log.info("%s: on %s, %s: %s", entry, place, load_kernels(problem, place), text)
         return
-    if place == "oracle":
+    if place == "emulator":
+        from .mega.plan import load_kernel
+
+        load_kernel(place=place, **{name: problem[name] for name in ("target", "literal", "traced")})
+        place = f"CPU tensors, by the emulator executing PTX for {problem['target']}"
+    elif place == "oracle":
         _announce_oracle()
         place = "CPU tensors, computed by the oracle"
     log.info("%s: on %s: %s", entry, place, text)
@@ -114,7 +124,7 @@ def _announce_oracle() -> None:
         if _oracle_announced:
             return
         _oracle_announced = True
-    log.warning("CPU tensors are computed by the oracle (plain torch, exact but slow), not by a kernel")
+    log.warning("CPU tensors are computed by the oracle (plain torch), as DGK3_CPU_EXECUTOR asks, not by a kernel")
 
 
 _lent = {

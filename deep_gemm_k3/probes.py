@@ -86,7 +86,7 @@ def mega_moe(device: str = "cuda", index: int = 0) -> Capability:
     if not (loaded := extension()):
         return loaded
     if device == "cpu":
-        return Capability(True, "CPU tensors are computed by the oracle")
+        return Capability(True, "CPU tensors: the emulator executes the kernel's PTX")
     if device != "cuda":
         return Capability(False, f"device: wanted 'cpu' or 'cuda', given {device!r}")
     target = device_target(index)

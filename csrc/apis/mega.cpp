@@ -213,6 +213,11 @@ void set_route(int64_t handle, std::string route) {
     impls::store_of(runtime::find_buffer(handle)).set_route(impls::route_named(route));
 }
 
+std::string route_of(int64_t handle) {
+    runtime::Buffer& buffer = runtime::find_buffer(handle);
+    return impls::place_name(impls::store_of(buffer).route(), buffer);
+}
+
 void set_cpu_route(std::string route) {
     impls::set_cpu_route(impls::route_named(route));
 }
@@ -251,6 +256,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deep_gemm_k3, m) {
     m.def("set_debug(int handle, int delay_ns, int timeline) -> ()");
     m.def("set_overrides(int handle, str overrides) -> ()");
     m.def("set_route(int handle, str route) -> ()");
+    m.def("route_of(int handle) -> str");
     m.def("set_cpu_route(str route) -> ()");
 }
 
@@ -269,5 +275,6 @@ STABLE_TORCH_LIBRARY_IMPL(deep_gemm_k3, CompositeImplicitAutograd, m) {
     m.impl("set_debug", TORCH_BOX(&deep_gemm_k3::set_debug));
     m.impl("set_overrides", TORCH_BOX(&deep_gemm_k3::set_overrides));
     m.impl("set_route", TORCH_BOX(&deep_gemm_k3::set_route));
+    m.impl("route_of", TORCH_BOX(&deep_gemm_k3::route_of));
     m.impl("set_cpu_route", TORCH_BOX(&deep_gemm_k3::set_cpu_route));
 }

@@ -110,7 +110,7 @@ def setting_of(n: Numbers) -> Any:
 
     device = torch.device(n.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("wanted a CUDA device, given a machine without one; --device cpu runs the oracle",
+        raise typer.BadParameter("wanted a CUDA device, given a machine without one; --device cpu runs the emulator",
                                  param_hint="--device")  # fmt: skip
     if device.type == "cuda" and n.gpus > torch.cuda.device_count():
         raise typer.BadParameter(f"wanted at most {torch.cuda.device_count()} devices, given {n.gpus}",

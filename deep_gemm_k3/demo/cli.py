@@ -28,11 +28,14 @@ def demo(
     device: Annotated[str, typer.Option(help="cpu or cuda; the default is a GPU where there is one.")] = "",
 ) -> None:
     """Run the main job on this machine and check it. Exit code 1 when a check fails."""
+    import torch
+
     progress = Progress()
-    problem = Problem(seed=seed)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    problem = Problem.for_device(chosen, seed)
     layer = make_layer(problem, progress)
     progress(f"made tokens and the {problem.shared_width}-wide shared expert")
-    rows = check(layer, run(layer, device or None, progress), progress)
+    rows = check(layer, run(layer, chosen, progress), progress)
     print_verdict(rows)
     if not all(row.passed for row in rows):
         raise typer.Exit(1)

@@ -64,6 +64,7 @@ def content_key(source: KernelSource, compiler: Compiler) -> str:
         "source": source.text,
         "headers": source.sources_digest(),
         "arch": source.arch,
+        "ptx_only": source.ptx_only,
         "compiler": compiler.identity,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
@@ -84,6 +85,7 @@ def pack(artefact: Artefact) -> bytes:
         "entry": artefact.entry,
         "compiler": artefact.compiler,
         "seconds": round(artefact.seconds, 3),
+        "ptx_only": artefact.ptx_only,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
     buffer = io.BytesIO()
@@ -115,6 +117,7 @@ def unpack(data: bytes) -> Artefact:
             log=parts["compiler.log"].decode(),
             compiler=meta["compiler"],
             seconds=meta["seconds"],
+            ptx_only=meta["ptx_only"],
         )
         artefact.check()
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, NotImplementedError, CompileError) as error:

@@ -64,6 +64,7 @@ class Artefact:
     log: str = field(repr=False, default="")
     compiler: str = ""
     seconds: float = 0.0
+    ptx_only: bool = False
 
     @property
     def key(self) -> str:
@@ -75,7 +76,9 @@ class Artefact:
 
     def check(self) -> None:
         """Raises :class:`CompileError` when something is missing: an empty artefact is never accepted."""
-        if not self.cubin.startswith(b"\x7fELF"):
+        if self.cubin == b"" and self.ptx_only:
+            pass
+        elif not self.cubin.startswith(b"\x7fELF"):
             raise CompileError(
                 f"{self.name} for {self.arch}: wanted a cubin, given {len(self.cubin)} bytes that are none"
             )
@@ -123,7 +126,8 @@ class NvrtcCompiler:
         from cuda.bindings import nvrtc
 
         includes = [f"--include-path={path}" for path in (INCLUDE_DIR, *self.toolchain.include_dirs)]
-        options = [f"--gpu-architecture={source.arch}", *NVRTC_FLAGS, *includes]
+        arch = source.arch.replace("sm_", "compute_") if source.ptx_only else source.arch
+        options = [f"--gpu-architecture={arch}", *NVRTC_FLAGS, *includes]
         start = time.perf_counter()
         name = f"{source.name}_{source.arch}.cu".encode()
         program = _ok(nvrtc.nvrtcCreateProgram(source.text.encode(), name, 0, [], []))
@@ -136,15 +140,23 @@ class NvrtcCompiler:
                 raise _refused(source, f"NVRTC ({status.name})", log)
             entry = _ok(nvrtc.nvrtcGetLoweredName(program, source.expression.encode())).decode()
             ptx = _blob(nvrtc, "PTX", program).rstrip(b"\0").decode()
-            cubin = _blob(nvrtc, "CUBIN", program)
+            cubin = b"" if source.ptx_only else _blob(nvrtc, "CUBIN", program)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         seconds = time.perf_counter() - start
-        artefact = Artefact(
-            source.name, source.arch, source.config, entry, ptx, cubin, source.text, log, self.identity, seconds
-        )
-        artefact.check()
-        return artefact
+        return _finished(source, entry, (ptx, cubin, log), self.identity, seconds)
+
+
+def _finished(
+    source: KernelSource, entry: str, results: tuple[str, bytes, str], compiler: str, seconds: float
+) -> Artefact:
+    """The artefact of PTX, cubin and log, checked."""
+    ptx, cubin, log = results
+    artefact = Artefact(
+        source.name, source.arch, source.config, entry, ptx, cubin, source.text, log, compiler, seconds, source.ptx_only
+    )
+    artefact.check()
+    return artefact
 
 
 def _ok(result: Sequence[Any]) -> Any:
@@ -208,16 +220,11 @@ class NvccCompiler:
             directory = Path(scratch)
             (directory / "kernel.cu").write_text(source.text)
             log = self._run(source, ["--ptx"], directory / "kernel.ptx")
-            log += self._run(source, ["--cubin"], directory / "kernel.cubin")
+            log += "" if source.ptx_only else self._run(source, ["--cubin"], directory / "kernel.cubin")
             ptx = (directory / "kernel.ptx").read_text()
-            cubin = (directory / "kernel.cubin").read_bytes()
+            cubin = b"" if source.ptx_only else (directory / "kernel.cubin").read_bytes()
         seconds = time.perf_counter() - start
-        entry = _only_entry(source, ptx)
-        artefact = Artefact(
-            source.name, source.arch, source.config, entry, ptx, cubin, source.text, log, self.identity, seconds
-        )
-        artefact.check()
-        return artefact
+        return _finished(source, _only_entry(source, ptx), (ptx, cubin, log), self.identity, seconds)
 
 
 def default_compiler() -> Compiler:

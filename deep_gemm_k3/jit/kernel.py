@@ -16,10 +16,10 @@ class KernelStore:
     def __init__(self, disk: Cache | None = None, compiler: Compiler | None = None) -> None:
         self.disk = disk or Cache()
         self._compiler = compiler
-        self._artefacts: dict[str, Artefact] = {}
+        self._artefacts: dict[tuple[str, bool], Artefact] = {}
         self._handles: dict[tuple[str, str], int] = {}
         self._mutex = threading.Lock()
-        self._busy: dict[str, threading.Lock] = {}
+        self._busy: dict[tuple[str, bool], threading.Lock] = {}
 
     @property
     def compiler(self) -> Compiler:
@@ -29,25 +29,25 @@ class KernelStore:
 
     def get(self, source: KernelSource) -> Artefact:
         """From memory, disk or the compiler."""
-        found = self._artefacts.get(source.key)
+        found = self._artefacts.get(source.slot)
         if found is not None:
             return found
         with self._mutex:
-            busy = self._busy.setdefault(source.key, threading.Lock())
+            busy = self._busy.setdefault(source.slot, threading.Lock())
         with busy:
-            found = self._artefacts.get(source.key)
+            found = self._artefacts.get(source.slot)
             if found is None:
-                found = self._artefacts[source.key] = self.disk.get(source, self.compiler)
+                found = self._artefacts[source.slot] = self.disk.get(source, self.compiler)
         return found
 
     def peek(self, source: KernelSource) -> Artefact | None:
         """From memory or disk, without compiling."""
-        found = self._artefacts.get(source.key) or self.disk.find(source, self.compiler)
+        found = self._artefacts.get(source.slot) or self.disk.find(source, self.compiler)
         return found and self.put(found)
 
     def put(self, artefact: Artefact) -> Artefact:
         """Keeps an artefact that somebody else compiled."""
-        return self._artefacts.setdefault(artefact.key, artefact)
+        return self._artefacts.setdefault((artefact.key, artefact.ptx_only), artefact)
 
     def loaded(self) -> list[Artefact]:
         """What the process has asked for so far."""

@@ -55,6 +55,7 @@ class KernelSource:
     name: str
     arch: str
     config: str  # the Config literal
+    ptx_only: bool = False  # for the emulator: no cubin, which takes the longer part of a compilation
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
@@ -76,6 +77,11 @@ class KernelSource:
     def key(self) -> str:
         """What plans and the registry of loaded kernels call it."""
         return f"{self.name} {self.arch} {self.config}"
+
+    @property
+    def slot(self) -> tuple[str, bool]:
+        """What tells artefacts apart."""
+        return self.key, self.ptx_only
 
     @property
     def log_line(self) -> str:

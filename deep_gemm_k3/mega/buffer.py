@@ -7,6 +7,7 @@ from itertools import count
 
 import torch
 
+from .. import envs
 from .._extension import ops
 from .buffer_spec import BufferSpec, Layout, make_spec
 from .group import Group, Unique, as_group, check_equal
@@ -49,6 +50,8 @@ class SymmBuffer(Unique):
         # First calls of signatures talk here, so that an aborted buffer leaves the group's own exchanges in step.
         self.channel = group.channel(f"buffer-{group.all_gather(next(_names), _TAG)[0]}")
         self.handle = ops().buffer_create(spec.to_json(), memory.bases)
+        if device.type == "cpu" and envs.CPU_EXECUTOR.is_set():
+            ops().set_route(self.handle, envs.CPU_EXECUTOR.get())
         self._memory = memory
         self._views = {"buffer": memory.own}
         for name, dtype, width in (
@@ -226,14 +229,16 @@ def get_symm_buffer_for_mega_moe(
     device: object = None,
     num_sms: int | None = None,
     timeout_s: float | None = None,
+    target: str | None = None,
 ) -> SymmBuffer:
     """Allocate a symmetric buffer. Collective over `group`: a torch process group, a rank of a local world, or None.
 
     `num_max_tokens_per_rank` is rounded up to a multiple of 384, and is also the limit of shared tokens unless
     `num_max_shared_tokens` gives another. `bf16_shared_intermediate_hidden` is this rank's slice of the shared expert.
     `activation` only sizes the buffer: either may be called on it. `num_sms` defaults to the device's, divided by the
-    ranks of a local world. `timeout_s` bounds every wait of a call. All ranks must pass equal values; bad ones raise on
-    all of them, naming the argument.
+    ranks of a local world. `timeout_s` bounds every wait of a call. `target` is the architecture that the
+    emulator stands for ("sm_90a", "sm_100a"; default: `DGK3_CPU_TARGET`); on a GPU it can only name the GPU's own. All
+    ranks must pass equal values; bad ones raise on all of them, naming the argument.
     """
     given = dict(locals())
     rank_view = as_group(given.pop("group"))

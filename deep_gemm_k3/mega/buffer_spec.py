@@ -19,6 +19,7 @@ TOKEN_ALIGNMENT = 384
 MAX_BYTES = 2**40
 MAX_TOKENS = 2**20 // TOKEN_ALIGNMENT * TOKEN_ALIGNMENT
 EMULATED_SMS = 4
+TARGETS = ("sm_90a", "sm_100a")
 ACTIVATIONS = ("swiglu", "situ")
 
 
@@ -139,6 +140,16 @@ def target_of(device: torch.device) -> str:
     raise refuse_value("device", "compute capability 9.0 (sm_90a) or 10.x (sm_100a)", f"{device} with {capability}")
 
 
+def _pick_target(device: torch.device, asked: object) -> str:
+    """The target asked for, if tensors on `device` can have it; without one the device's."""
+    if asked is None:
+        return target_of(device)
+    choices = TARGETS if device.type == "cpu" else (target_of(device),)
+    if asked not in choices:
+        raise refuse_value("target", f"{' or '.join(choices)} for tensors on {device.type}", asked)
+    return str(asked)
+
+
 def _sm_share(group: Group, device: torch.device, num_sms: int | None) -> int:
     if device.type == "cpu":
         return check_int("num_sms", EMULATED_SMS if num_sms is None else num_sms, 1, 1024)
@@ -167,7 +178,7 @@ def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch
         intermediate_hidden=_whole(given, "intermediate_hidden"),
         shared_intermediate_hidden=_whole(given, "bf16_shared_intermediate_hidden"),
         activation=given["activation"],
-        target=target_of(device),
+        target=_pick_target(device, given["target"]),
         device=device.type,
         rank=group.rank,
         device_index=device.index or 0,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .. import envs
 from .._extension import ops
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Plan:
 
     data: Mapping[str, Any]
     device: str
+    executor: str = ""
+    """On the CPU: "emulator", "oracle", or another route of the host library."""
 
     @classmethod
     def make(cls, *, device: str = "cuda", **problem: Any) -> Plan:
@@ -56,14 +59,15 @@ class Plan:
         device's other SMs), overrides (of the planner's choices, for measurements: routed_tokens, shared_tokens,
         num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
         """
-        return cls(json.loads(ops().plan_explain(json.dumps(problem))), device)
+        return cls(json.loads(ops().plan_explain(json.dumps(problem))), device, envs.CPU_EXECUTOR.get())
 
     @classmethod
     def of(cls, sym_buffer: SymmBuffer, num_tokens: int, **options: Any) -> Plan:
         """The plan of a call on ``sym_buffer`` with ``num_tokens`` routed tokens; ``options`` as for ``make``."""
-        return cls.make(
+        made = cls.make(
             **{**problem_of(sym_buffer), "num_tokens": num_tokens, **options}, device=sym_buffer.device.type
         )
+        return replace(made, executor=ops().route_of(sym_buffer.handle))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -135,9 +139,11 @@ class Plan:
 
     def _where(self) -> str:
         if self.device == "cpu":
+            if self.executor == "emulator":
+                return f"the emulator, which executes the kernel's PTX for {self.target}: the tensors are on the CPU"
             return (
-                f"the oracle (plain torch): the tensors are on the CPU; the configuration is that of {self.target}, "
-                "which no kernel executes here"
+                f"{'the oracle (plain torch)' if self.executor == 'oracle' else self.executor}: the tensors are on the "
+                f"CPU; the configuration is that of {self.target}, which no kernel executes here"
             )
         return f"one kernel for {self.target}: the device's architecture"
 
@@ -208,13 +214,14 @@ def load_kernel(place: str, target: str, literal: str, traced: bool = False) -> 
         from ..emulator.service import apply_environment
 
         apply_environment()
-    default_store().load(_source(target, literal, traced), place, ops().params_bytes())
+    source = _source(target, literal, traced, ptx_only=place == "emulator")
+    default_store().load(source, place, ops().params_bytes())
 
 
-def _source(target: str, literal: str, traced: bool) -> KernelSource:
+def _source(target: str, literal: str, traced: bool, ptx_only: bool = False) -> KernelSource:
     from ..jit.source import KernelSource
 
-    return KernelSource(KERNELS[target] + ("_traced" if traced else ""), target, literal)
+    return KernelSource(KERNELS[target] + ("_traced" if traced else ""), target, literal, ptx_only)
 
 
 def warmup(

@@ -65,9 +65,8 @@ class ProcessWorld:
         self._children: list[_Child] = []
         for rank in range(size):
             here, there = _context.Pipe()
-            process = _context.Process(
-                target=_serve, args=(there, self._store.port, rank, size, backend), daemon=True, name=f"rank-{rank}"
-            )
+            given = (there, self._store.port, rank, size, backend, envs.CPU_EXECUTOR.get())
+            process = _context.Process(target=_serve, args=given, daemon=True, name=f"rank-{rank}")
             process.start()
             there.close()
             self._children.append(_Child(process, here))
@@ -160,8 +159,9 @@ def run_ranks(body: Callable[..., Any], size: int, *args: Any, timeout_s: float 
         return world.outcomes(body, *args, timeout_s=timeout_s)
 
 
-def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend: str) -> None:
+def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend: str, executor: str) -> None:
     """A rank's process: run tasks until None comes or the parent is gone."""
+    envs.CPU_EXECUTOR.set(executor)  # the fork server remembers the environment of its own start
     failure = ""
     try:
         _join(port, rank, size, backend)

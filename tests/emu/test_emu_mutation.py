@@ -39,7 +39,6 @@ def mutated(text: str, kind: str, site: int | None) -> str:
 def objections(kind: str, site: int | None, seed: int = 1) -> list[str]:
     """What the run of the mutated kernel by four ranks gives rise to; empty when nobody noticed."""
     import deep_gemm_k3.jit.kernel as kernels
-    from deep_gemm_k3 import _extension
     from deep_gemm_k3.demo import checks
     from deep_gemm_k3.demo.data import Problem, make_layer
     from deep_gemm_k3.demo.run import Progress, run
@@ -52,7 +51,6 @@ def objections(kind: str, site: int | None, seed: int = 1) -> list[str]:
         return original(changed, where, params_bytes)
 
     kernels.register = register
-    _extension.ops().set_cpu_route("emulator")
     service.configure(seed=seed, race_detection=True)
     layer = make_layer(
         Problem(

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "dist"))
 from processes import results
 
 import deep_gemm_k3 as dg
-from deep_gemm_k3 import _extension
+from deep_gemm_k3 import envs
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.data import WorldShape, make_world
 
@@ -27,7 +27,7 @@ def one_rank(rank: int, size: int) -> list[torch.Tensor]:
     given = make_world(SHAPE, 1, target="sm_90a")[rank]
     outputs = []
     for route in ("emulator", "oracle"):
-        _extension.ops().set_cpu_route(route)
+        envs.CPU_EXECUTOR.set(route)
         buffer = dg.get_symm_buffer_for_mega_moe(
             dist.group.WORLD, 4, 384, 2, 128, 128, bf16_shared_intermediate_hidden=128, num_sms=2
         )

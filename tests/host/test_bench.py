@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from deep_gemm_k3.bench.work import Ceilings, Shape, expected_experts, work
 
 TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _oracle() -> Iterator[None]:
-    torch.ops.deep_gemm_k3.set_cpu_route("oracle")
-    yield
 
 
 def options(**values: Any) -> list[str]:

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxPlans = 4096; // a serving process sees a few hundred pairs of counts
 
 std::mutex store_mutex;
-std::atomic<Route> cpu_route{Route::kOracle};
+std::atomic<Route> cpu_route{Route::kEmulator};
 
 constexpr const char* kRouteNames[] = {"oracle", "cuda", "emulator", "null", "none"};
 
@@ -95,6 +95,9 @@ json::Value describe_signature(const checks::Call& call, const PlanStore& store)
     description["whole_device"] = device.is_whole;
     description["overrides"] = heuristics::overrides_json(store.overrides());
     description["traced"] = store.timeline() != nullptr;
+    heuristics::Problem now = problem;
+    now.overrides = store.overrides();
+    description["literal"] = heuristics::config_literal(heuristics::choose_config(now, device));
     return json::Object{{"signature", std::move(signature)}, {"problem", std::move(description)},
         {"place", place_name(route, *call.buffer)}};
 }
