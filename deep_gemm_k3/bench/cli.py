@@ -294,12 +294,23 @@ def plot(
 
 
 @app.command()
-def table(run: Annotated[Path, typer.Argument(help="A saved run: a sweep, producer or cost.")]) -> None:
-    """A saved run as Markdown."""
+def table(
+    run: Annotated[Path, typer.Argument(help="A saved run: a sweep, producer or cost.")],
+    *,
+    into: Annotated[
+        Path | None, typer.Option(help="A document with a place for it: <!-- FILE NAME --> .. <!-- end -->.")
+    ] = None,
+) -> None:
+    """A saved run as Markdown, printed or put into a document."""
     from . import report
     from . import table as tables
 
-    print(tables.markdown(report.load(run)))
+    data = report.load(run)
+    if into is None:
+        print(tables.markdown(data))
+    else:
+        tables.put(data, run.name, into)
+        print(f"wrote {into}")
 
 
 def varied_of(text: str) -> dict[str, list[int]]:

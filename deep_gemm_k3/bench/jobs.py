@@ -35,7 +35,7 @@ class Setting:
     effort: Effort = field(default_factory=Effort)
     how: Settings = field(default_factory=Settings)
     ceilings: Ceilings = field(default_factory=Ceilings)
-    command: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    command: Sequence[str] = field(default_factory=lambda: report.command_line(sys.argv))
     rounds: int = 40
     """Rounds of the comparison of modes in turns; 0: none."""
     json_path: Path | None = None

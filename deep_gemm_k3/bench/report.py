@@ -40,6 +40,18 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
+def command_line(argv: Sequence[str]) -> list[str]:
+    """What to type for the same run: without this machine's paths and where the files went."""
+    rest = iter(argv[1:])
+    kept = ["python", "-m", "deep_gemm_k3"]
+    for part in rest:
+        if part in ("--json", "--plot", "--trace"):
+            next(rest, None)
+        elif not part.startswith(("--json=", "--plot=", "--trace=")):
+            kept.append(part)
+    return kept
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Where a run took place."""
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "device": device.type}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .trace import shares
@@ -121,3 +122,18 @@ def markdown(data: Row) -> str:
     if made is None:
         raise ValueError(f"run: wanted one of {', '.join(kinds)}, given {data['kind']!r}")
     return made(data)
+
+
+def put(data: Row, name: str, document: Path) -> None:
+    """Replace what stands in ``document`` between ``<!-- NAME -->`` and the next ``<!-- end -->`` by the run's tables."""
+    text = document.read_text()
+    head, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, rest = text.partition(head)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{document}: wanted a place between {head.strip()!r} and {end!r}, found none")
+    said = (
+        f"{data['machine']['device']}, torch {data['machine']['torch']}, commit {data['commit'] or 'unknown'}, kernels "
+    )
+    said += f"{data['kernels']}, {data['date']}:\n\n    {data['command']}\n\n"
+    document.write_text(before + head + said + markdown(data).strip() + "\n" + end + after)

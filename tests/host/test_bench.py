@@ -307,6 +307,28 @@ def test_tables_of_a_producer_and_of_costs() -> None:
         table.markdown({"kind": "tune", "rows": []})
 
 
+def test_a_table_goes_to_its_place_in_a_document(tmp_path: Path) -> None:
+    run, document = tmp_path / "a.json", tmp_path / "doc.md"
+    saved = report.Run("cost", CPU, ["bench", "cost"], Ceilings())
+    saved.save(run)
+    document.write_text("before\n<!-- a.json -->\nold\n<!-- end -->\nafter <!-- end -->\n")
+    for _ in range(2):
+        assert cli.main(["bench", "table", str(run), "--into", str(document)]) == 0
+    text = document.read_text()
+    assert text.startswith("before\n<!-- a.json -->\ncpu, torch ") and text.endswith(
+        "<!-- end -->\nafter <!-- end -->\n"
+    )
+    assert "old" not in text and text.count("    bench cost\n") == 1 and text.count("| varied |") == 1
+    document.write_text("<!-- b.json -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="wanted a place"):
+        table.put(saved.data, "a.json", document)
+
+
+def test_a_recorded_command_has_no_paths() -> None:
+    given = ["/x/__main__.py", "bench", "sweep", "--json", "/x/a.json", "--where", "--plot=/x/b.svg", "--tokens", "1,2"]
+    assert " ".join(report.command_line(given)) == "python -m deep_gemm_k3 bench sweep --where --tokens 1,2"
+
+
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(json.dumps({"schema": "other"}))
