@@ -277,15 +277,18 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
     most = replace(shape, experts=max(s.experts * s.ranks for _, s in points), ranks=1)
     weights = rank_data(most, _SEED, 0, setting.device, setting.target, 1)
     setting.say(report.header())
-    for name, s in points:
+    for s in dict.fromkeys(s for _, s in points):
         world = setting.world(s.ranks)
         try:
             data = [_part_of(weights, s, rank, setting.device) for rank in range(s.ranks)]
             bench = Bench(world, s, data, setting.device, setting.how)
-            _measure(bench, "dense", setting, run, varied=name)
+            axes = [name for name, point in points if point == s]  # a point may lie on several
+            row = _measure(bench, "dense", setting, run, varied=axes[0])
             bench.destroy()
         finally:
             world.close()
+        for name in axes[1:] if row is not None else ():
+            run.add({**(row or {}), "varied": name})
         run.save(setting.json_path)
     setting.finish(run)
     return run

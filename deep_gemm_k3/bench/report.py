@@ -105,8 +105,8 @@ def load(path: Path) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- tables
 _HEADER = (
-    f"{'mode':<7} {'ranks':>5} {'M':>5} {'experts':>7} {'topk':>4} {'us':>9} {'low':>9} {'eager':>9} {'floor':>7} {'%':>4} "
-    f"{'GB/s':>6} {'TF/s':>6} {'error':>8} {'best':>6} {'goal':>6}  plan"
+    f"{'mode':<7} {'ranks':>5} {'M':>5} {'experts':>7} {'topk':>4} {'us':>9} {'low':>9} {'eager':>9} {'MB':>7} {'Gop':>7} "
+    f"{'memory':>7} {'tensor':>7} {'%':>4} {'GB/s':>6} {'TF/s':>6} {'error':>8} {'best':>6} {'goal':>6}  plan"
 )
 
 
@@ -115,7 +115,7 @@ def header() -> str:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """One record as a table row."""
+    """One record as a table row: times, bytes and operations, the floors they set in us, and what was reached of them."""
     shape, work, plan = row["shape"], row["work"], row["plan"]
     low = min(t["low"] for t in row["graph"])
     eager = f"{row['eager_us']:9.1f}" if row["eager_us"] is not None else " " * 9
@@ -124,9 +124,10 @@ def line(row: Mapping[str, Any]) -> str:
     splits = "/".join(str(plan["splits"][name]) for name in ("routed_l1", "routed_l2", "shared_l1", "shared_l2"))
     return (
         f"{row['mode']:<7} {shape['ranks']:>5} {shape['tokens']:>5} {shape['experts']:>7} {shape['topk']:>4} {row['us']:9.1f} "
-        f"{low:9.1f} {eager} {work['floor_us']:7.1f} {work['percent_of_floor']:4.0f} {work['gb_s']:6.0f} "
-        f"{work['tflop_s']:6.0f} {row['relative_error']:8.1e} {best} {goal}  tile {plan['routed_tokens']} shared "
-        f"{plan['shared_tokens']} ctas {plan['num_ctas_per_sm']} stages {plan['num_stages']} splits {splits}"
+        f"{low:9.1f} {eager} {work['bytes'] * 1e-6:7.1f} {work['operations'] * 1e-9:7.1f} {work['memory_us']:7.1f} "
+        f"{work['tensor_us']:7.1f} {work['percent_of_floor']:4.0f} {work['gb_s']:6.0f} {work['tflop_s']:6.0f} "
+        f"{row['relative_error']:8.1e} {best} {goal}  tile {plan['routed_tokens']} shared {plan['shared_tokens']} ctas "
+        f"{plan['num_ctas_per_sm']} stages {plan['num_stages']} splits {splits}"
     )
 
 

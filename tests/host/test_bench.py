@@ -271,14 +271,16 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_cost_and_tune_runs(tmp_path: Path) -> None:
     saved = tmp_path / "cost.json"
     shape = options(tokens=2, shared_tokens=2, experts=4, topk=2)
-    vary = "experts=2,4 ranks=2"
+    vary = "experts=2,4 ranks=2 topk=2"
     assert cli.main(["bench", "cost", *shape, "--vary", vary, "--json", str(saved), "--plot", f"{saved}.png"]) == 0
     rows = report.load(saved)["rows"]
     assert [(r["varied"], r["shape"]["experts"], r["shape"]["ranks"]) for r in rows] == [
         ("experts", 2, 1),
         ("experts", 4, 1),
+        ("topk", 4, 1),  # measured once
         ("ranks", 2, 2),
     ]
+    assert rows[1]["us"] == rows[2]["us"]
     setting = jobs.Setting(CPU, effort=Effort(1, 1, 0, (1,)), json_path=tmp_path / "tune.json")
     points = [{"tokens": 2, "overrides": {"routed_tokens": 16}}, {"tokens": 1, "experts": 2, "mode": "routed"}]
     jobs.tune(Shape(2, 4, 2, shared_tokens=2, **TINY), points, setting)
