@@ -107,6 +107,7 @@ def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more:
     except (CheckFailed, RuntimeError) as error:
         setting.say(f"{mode} M={bench.shape.tokens}: no time: {type(error).__name__}: {str(error).splitlines()[0]}")
         run.data.setdefault("failures", []).append({"mode": mode, "shape": bench.shape.__dict__, "error": str(error)})
+        bench.renew()  # a buffer that saw an abort refuses all further calls
         return None
     row = run.add(row)
     setting.say(report.line(row))
@@ -160,7 +161,8 @@ def _communication(world: World, shape: Shape, setting: Setting, run: report.Run
     if setting.group is None or not shape.shared_tokens:
         return
     try:
-        us = max(world.gather([reduce_scatter_us(shape.shared_tokens, shape, setting.device, setting.effort)]))
+        rows = shape.shared_tokens
+        us = max(world.agreed(lambda: [reduce_scatter_us(rows, shape, setting.device, setting.effort)]))
     except RuntimeError as error:
         setting.say(f"        reduce-scatter: no time: {str(error).splitlines()[0]}")
         return

@@ -57,12 +57,20 @@ class Bench:
     ) -> None:
         self.world, self.shape, self.device, self.how = world, replace(shape, ranks=world.size), device, how
         self.data = data
-        made = world.run(lambda group, rank: Case(group, self.shape, data[rank], device, how))
-        self.cases = {case.rank: case for case in made}
+        self.cases: dict[int, Case] = {}
+        self.renew()
         self._expected: dict[tuple[int, str], tuple[list[RoutedInput], dict[int, Expected]]] = {}
 
+    def renew(self) -> None:
+        """Buffers and outputs anew."""
+        self.destroy()
+        made = self.world.run(lambda group, rank: Case(group, self.shape, self.data[rank], self.device, self.how))
+        self.cases = {case.rank: case for case in made}
+
     def destroy(self) -> None:
-        self.world.run(lambda _, rank: self.cases[rank].destroy())
+        if self.cases:
+            self.world.run(lambda _, rank: self.cases[rank].destroy())
+            self.cases = {}
 
     def each(self, action: Callable[[Case], T]) -> list[T]:
         """On the ranks of this process; all ranks come together before and after."""

@@ -59,14 +59,15 @@ class World:
         return found
 
     def agreed(self, action: Callable[[], list[T]]) -> list[T]:
-        """``action()``, one value for each rank here; what fails in one process fails in all."""
+        """Every rank's value from ``action()``, which gives one for each rank here; what fails in one process fails in
+        all."""
         if self._group is None:
             return action()
         value, error = None, ""
         try:
             value = action()[0]
-        except CheckFailed as failed:
-            error = str(failed)
+        except RuntimeError as failed:
+            error = str(failed) or type(failed).__name__
         verdicts = self.gather([(value, error)])
         for _, said in verdicts:
             if said:

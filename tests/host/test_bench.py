@@ -357,6 +357,26 @@ def test_a_wrong_result_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch)
     bench.destroy()
 
 
+def test_a_failure_is_recorded_and_the_next_mode_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def aborted(self: case.Case, number: int) -> None:
+        if self.mode == "dense":
+            raise RuntimeError("sym_buffer: an abort\nmore")
+        called(self, number)
+
+    monkeypatch.setattr(case.Case, "call", aborted)
+    said: list[str] = []
+    setting = jobs.Setting(CPU, effort=Effort(1, 1, 0, (1,)), say=said.append)
+    run, first = setting.run("producer"), bench.cases[0]
+    assert jobs._measure(bench, "dense", setting, run) is None
+    assert said == ["dense M=3: no time: RuntimeError: sym_buffer: an abort"]
+    assert run.data["failures"][0]["error"].endswith("more")
+    assert bench.cases[0] is not first
+    assert jobs._measure(bench, "rs", setting, run) is not None
+    bench.destroy()
+
+
 @pytest.mark.parametrize("mode", ["rs", "sp_rs"])
 def test_a_wrong_publication_gets_no_time(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, called = small_bench(), case.Case.call
