@@ -1,0 +1,93 @@
+"""A wrong result gets no time, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deep_gemm_k3.bench import case, check, data, jobs
+from deep_gemm_k3.bench.measure import Bench, Effort, World
+from deep_gemm_k3.bench.work import Shape
+
+TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
+CPU = torch.device("cpu")
+
+
+def small_bench() -> Bench:
+    shape = Shape(3, 2, 2, shared_tokens=2, **TINY)
+    return Bench(World(1), shape, [data.rank_data(shape, 1, 0, CPU, "sm_90a", 2)], CPU, case.Settings())
+
+
+@pytest.mark.parametrize("name", ["y", "shared_y"])
+def test_a_wrong_result_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def wrong(self: case.Case, number: int) -> None:
+        called(self, number)
+        getattr(self, name)[-1].mul_(1.05)
+
+    monkeypatch.setattr(case.Case, "call", wrong)
+    with pytest.raises(check.CheckFailed, match=name):
+        bench.measure("dense", Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+def test_a_failure_is_recorded_and_the_next_mode_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def aborted(self: case.Case, number: int) -> None:
+        if self.mode == "dense":
+            raise RuntimeError("sym_buffer: an abort\nmore")
+        called(self, number)
+
+    monkeypatch.setattr(case.Case, "call", aborted)
+    said: list[str] = []
+    setting = jobs.Setting(CPU, effort=Effort(1, 1, 0, (1,)), say=said.append)
+    run, first = setting.run("producer"), bench.cases[0]
+    assert jobs._measure(bench, "dense", setting, run) is None
+    assert said == ["dense M=3: no time: RuntimeError: sym_buffer: an abort"]
+    assert run.data["failures"][0]["error"].endswith("more")
+    assert bench.cases[0] is not first
+    assert jobs._measure(bench, "rs", setting, run) is not None
+    bench.destroy()
+
+
+@pytest.mark.parametrize("mode", ["rs", "sp_rs"])
+def test_a_wrong_publication_gets_no_time(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called = small_bench(), case.Case.call
+
+    def wrong(self: case.Case, number: int) -> None:
+        called(self, number)
+        assert self.published is not None
+        self.published.workspace[0, -1].mul_(1.05)
+
+    monkeypatch.setattr(case.Case, "call", wrong)
+    with pytest.raises(check.CheckFailed, match="what rank 0 published"):
+        bench.measure(mode, Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+def test_a_call_that_changes_its_result_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, called, count = small_bench(), case.Case.call, iter(range(100))
+
+    def unsteady(self: case.Case, number: int) -> None:
+        called(self, number)
+        if next(count) > 0:
+            self.y.view(torch.int16)[0, 0] += 1
+
+    monkeypatch.setattr(case.Case, "call", unsteady)
+    with pytest.raises(check.CheckFailed, match="differs from the checked one"):
+        bench.measure("dense", Effort(1, 1, 0, (1,)))
+    bench.destroy()
+
+
+def test_weight_copies_hold_the_same_values_elsewhere() -> None:
+    shape = Shape(3, 2, 2, shared_tokens=2, **TINY)
+    found = data.rank_data(shape, 1, 0, CPU, "sm_90a", 2)
+    (a, _), (b, _) = found.routed
+    assert torch.equal(a[0], b[0])
+    assert a[0].data_ptr() != b[0].data_ptr()
+    again = data.rank_data(shape, 1, 0, CPU, "sm_90a", 1)
+    assert torch.equal(again.routed[0][0][0], a[0])
+    other = data.rank_data(shape, 1, 1, CPU, "sm_90a", 1)
+    assert not torch.equal(other.routed[0][0][0], a[0])
