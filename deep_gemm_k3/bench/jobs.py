@@ -189,15 +189,14 @@ def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
 
 def _traced_calls(bench: Bench, mode: str, device: torch.device) -> dict[int, torch.Tensor]:
     """Every rank's timeline of the last of three calls of the traced kernel."""
-    cases = bench.cases
-    sms = next(iter(cases.values())).buffer.num_sms or torch.cuda.get_device_properties(device).multi_processor_count
-    size = trace.layout().num_bytes(3 * sms)
-    memory = {rank: torch.zeros(size, dtype=torch.uint8, device=device) for rank in cases}
+    grid = bench.each(lambda case: case.use(mode))[0].data["grid"]
+    size = trace.layout().num_bytes(grid)
+    memory = {rank: torch.zeros(size, dtype=torch.uint8, device=device) for rank in bench.cases}
     bench.each(lambda case: case.use(mode, memory[case.rank]))
     for _ in range(3):  # the last one remains
         for part in memory.values():
             part.zero_()
-        torch.cuda.synchronize(device)
+        bench.each(lambda case: case.settle())
         bench.each(lambda case: case.call_and_settle())
     return memory
 
