@@ -43,11 +43,6 @@ struct RegisterSplit {
     int math;
     int other;
 };
-// Summing splits and the shared expert take registers of the math warps that other kernels leave to the other roles;
-// with fewer the assembler waits for every wgmma (C7512).
-DG_HOST_DEVICE constexpr bool is_split(const Config& c) {
-    return c.splits.routed_l1 > 1 || c.splits.routed_l2 > 1 || c.splits.shared_l1 > 1 || c.splits.shared_l2 > 1;
-}
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     if (c.num_math_warpgroups != 2 || c.arch == Architecture::kSM100) // there the sums are no registers
         return {0, 0};
@@ -55,7 +50,7 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     case 1:
         return c.routed_tile.num_tokens <= 64 ? RegisterSplit{200, 104} : RegisterSplit{216, 72};
     case 2:
-        return is_split(c) || c.has_shared() ? RegisterSplit{96, 48} : RegisterSplit{88, 64};
+        return {96, 48}; // with 88 the assembler waits for every wgmma of some kernels (C7512)
     default:
         return {72, 24};
     }
