@@ -44,11 +44,11 @@ struct Copy { // imm: shape, spread << 8, expansion << 16
     }
 };
 
-// Sixteen elements of 4 or 6 bits at the beginning of 16 bytes become sixteen bytes.
+// Sixteen elements of 4 or 6 bits at the beginning of 16 bytes become sixteen bytes; those of 4 bits in bits 2 to 5.
 void expand_piece(const u8* from, Expand expand, u8* to) {
     for (u32 i = 0; i < 16; ++i) {
         if (expand == Expand::From4) {
-            to[i] = from[i / 2] >> (4 * (i & 1)) & 15;
+            to[i] = static_cast<u8>((from[i / 2] >> (4 * (i & 1)) & 15) << 2);
             continue;
         }
         u32 bit = 6 * i, two = from[bit / 8] | static_cast<u32>(from[bit / 8 + 1]) << 8;
@@ -62,7 +62,10 @@ void run_copy(Warp& w, u32 pc, Cta& cta, const Copy& copy, u32 address, u64 desc
     TensorMemory& memory = tensor_memory(cta);
     for (u32 row = 0; row < copy.rows; ++row)
         for (u32 piece = 0; piece < copy.pieces; ++piece) {
-            const u8* from = tensor_piece(w, pc, cta, d.k_major(row, piece));
+            const u8* from = tensor_piece(w, pc, cta, d.k_major(row, piece),
+                copy.expand == Expand::From4   ? 8
+                : copy.expand == Expand::From6 ? 12
+                                               : 16);
             u8 bytes[16];
             if (copy.expand == Expand::None)
                 std::memcpy(bytes, from, 16);

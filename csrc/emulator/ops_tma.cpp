@@ -34,15 +34,37 @@ u32 swizzle_address(u32 address, Swizzle swizzle) {
     }
 }
 
-constexpr u16 kMulticast = 1, kPrefetch = 2;
+constexpr u16 kMulticast = 1, kPrefetch = 2, kPair = 4;
 
 struct Tile {
     Map map;
     s64 start[5];
     u32 count[5]; // elements of the box per dimension, after the traversal strides
-    u32 element;  // bytes
+    u32 element;  // bytes in global memory; of sixteen elements of a packed type that expands, of two of one that does
+                  // not
+    u32 shared;   // bytes of the same in shared memory
     u64 bytes;    // of the whole box in shared memory
+    u64 global_bytes() const { return bytes / shared * element; }
 };
+
+using PackedType = jit::TensorMapType;
+
+// Elements of 4 and 6 bits are handled in units of whole bytes.
+void pack_units(Tile& tile, s64* start, u32 bits) {
+    PackedType type = static_cast<PackedType>(tile.map.type);
+    bool expands = type != PackedType::k16U4Align8B;
+    u32 unit = expands ? 16 : 2, aligned = expands ? 128 : 32;
+    if (start[0] % aligned)
+        throw Fault("tensor-map", "a first coordinate of " + std::to_string(start[0]) +
+                                      " with a packed type: wanted a multiple of " + std::to_string(aligned));
+    if (tile.map.element_strides[0] != 1)
+        throw Fault("tensor-map", "a packed type with an element stride in its first dimension");
+    tile.element = unit * bits / 8;
+    tile.shared = expands ? 16 : 1;
+    start[0] /= unit;
+    tile.map.dims[0] /= unit;
+    tile.map.box[0] = static_cast<u16>(tile.map.box[0] / unit);
+}
 
 Swizzle swizzle_of(const Tile& tile) {
     return static_cast<Swizzle>(tile.map.swizzle);
@@ -63,12 +85,13 @@ Tile read_tile(Warp& w, u64 descriptor, const s64* start, u32 rank) {
     if (tile.map.interleave)
         throw Fault("tensor-map", "interleaved layouts are not modelled");
     int bits = element_bits(tile.map.type);
-    if (bits < 8)
-        throw Fault("tensor-map", "packed 4- and 6-bit types are not modelled yet");
-    tile.element = static_cast<u32>(bits / 8);
-    tile.bytes = tile.element;
-    for (u32 i = 0; i < 5; ++i) {
+    tile.element = tile.shared = static_cast<u32>(bits / 8);
+    for (u32 i = 0; i < 5; ++i)
         tile.start[i] = i < rank ? start[i] : 0;
+    if (bits < 8)
+        pack_units(tile, tile.start, static_cast<u32>(bits));
+    tile.bytes = tile.shared;
+    for (u32 i = 0; i < 5; ++i) {
         tile.count[i] =
             i < rank ? (u32{tile.map.box[i]} + tile.map.element_strides[i] - 1) / tile.map.element_strides[i] : 1;
         tile.bytes *= tile.count[i];
@@ -96,7 +119,7 @@ void for_rows(const Tile& tile, F f) {
             inside &= where >= 0 && where < static_cast<s64>(tile.map.dims[i]);
             address += static_cast<u64>(where) * tile.map.strides[i - 1];
         }
-        f(u64{row} * tile.count[0] * tile.element, address, inside ? static_cast<u32>(first) : 0,
+        f(u64{row} * tile.count[0] * tile.shared, address, inside ? static_cast<u32>(first) : 0,
             inside ? static_cast<u32>(last) : 0);
     }
 }
@@ -112,7 +135,7 @@ void fill(const Tile& tile, u8* to, u64 bytes) {
 
 // The box as it lies in shared memory before the swizzle.
 void gather_box(MemoryMap& memory, const Tile& tile, u8* box) {
-    u64 row_bytes = u64{tile.count[0]} * tile.element;
+    u64 row_bytes = u64{tile.count[0]} * tile.shared;
     u32 step = tile.map.element_strides[0];
     for_rows(tile, [&](u64 offset, u64 address, u32 first, u32 last) {
         if (first > 0 || last < tile.count[0])
@@ -121,11 +144,11 @@ void gather_box(MemoryMap& memory, const Tile& tile, u8* box) {
             return;
         const u8* from = memory.check(
             address + u64{first} * step * tile.element, (u64{last - first - 1} * step + 1) * tile.element, false);
-        if (step == 1)
+        if (step == 1 && tile.element == tile.shared)
             std::memcpy(box + offset + first * tile.element, from, u64{last - first} * tile.element);
         else
             for (u32 i = first; i < last; ++i)
-                std::memcpy(box + offset + i * tile.element, from + u64{i - first} * step * tile.element, tile.element);
+                std::memcpy(box + offset + i * tile.shared, from + u64{i - first} * step * tile.element, tile.element);
     });
 }
 
@@ -137,11 +160,27 @@ void for_chunks(u32 offset, u64 bytes, Swizzle swizzle, F f) { // swizzles move 
 }
 
 void scatter_box(Cta& cta, u32 offset, const Tile& tile, const u8* box) {
-    if (swizzle_of(tile) == Swizzle::kNone)
+    if (swizzle_of(tile) == Swizzle::kNone && tile.element == tile.shared)
         return write_shared(cta, offset, box, tile.bytes);
     for_chunks(offset, tile.bytes, swizzle_of(tile),
         [&](u32 to, u64 from, u64 size) { std::memcpy(cta.shared.data() + to, box + from, size); });
     note_shared_write(cta, offset, tile.bytes);
+    for (u64 i = 0; tile.element < tile.shared && i < tile.bytes; i += tile.shared) { // what pads has no value
+        std::memset(cta.shared.data() + offset + i + tile.element, 0xa5, tile.shared - tile.element);
+        std::memset(cta.written.data() + offset + i + tile.element, 0, tile.shared - tile.element);
+    }
+}
+
+// Sixteen bytes with six bits each become twelve: how elements of 6 bits are stored.
+void compact_box(const Tile& tile, u8* box) {
+    for (u64 unit = 0; unit * tile.shared < tile.bytes; ++unit) {
+        const u8* from = box + unit * 16;
+        u8 packed[12] = {};
+        for (u32 i = 0; i < 16; ++i)
+            for (u32 bit = 0; bit < 6; ++bit)
+                packed[(6 * i + bit) / 8] |= static_cast<u8>((from[i] >> bit & 1) << ((6 * i + bit) % 8));
+        std::memcpy(box + unit * tile.shared, packed, 12);
+    }
 }
 
 void read_box(const Cta& cta, u32 offset, const Tile& tile, u8* box) {
@@ -159,10 +198,10 @@ void store_box(MemoryMap& memory, const Tile& tile, const u8* box, ReduceOp redu
     u32 step = tile.map.element_strides[0];
     for_rows(tile, [&](u64 offset, u64 address, u32 first, u32 last) {
         for (u32 i = first; i < last;) {
-            u32 run = step == 1 ? last - first : 1;
+            u32 run = step == 1 && tile.element == tile.shared ? last - first : 1;
             u64 bytes = u64{run} * tile.element;
             u8* to = memory.check(address + u64{i} * step * tile.element, bytes, true);
-            const u8* from = box + offset + i * tile.element;
+            const u8* from = box + offset + i * tile.shared;
             if (reduce == ReduceOp::None)
                 std::memcpy(to, from, bytes);
             else
@@ -205,13 +244,13 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
             continue;
         SharedPlace to = shared_place(w, at.shared, static_cast<u32>(tile.bytes));
         SharedPlace bar = mbarrier_place(w, extra_address(w, in, 4 + in.n, lane) & ~kWindowMask, false);
-        bool multicast = in.mode & kMulticast;
+        bool multicast = in.mode & kMulticast, pair = in.mode & kPair;
         std::vector<Cta*> targets{to.cta};
         if (multicast)
             targets = multicast_targets(w, w.row<u32>(w.extra(in, 6 + in.n))[lane] & 0xffff);
         ++machine.counters.tma_loads;
         machine.counters.tma_bytes += tile.bytes;
-        machine.counters.global_read += tile.bytes;
+        machine.counters.global_read += tile.global_bytes();
         auto op = new_op(w, "a tensor load");
         op->to_shared = true;
         for (Cta* cta : targets)
@@ -221,7 +260,10 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
         op->write = [=, &machine] {
             for (Cta* cta : targets) {
                 scatter_box(*cta, to.offset, tile, box->data());
-                mbarrier_transactions(machine, multicast ? *cta : *bar.cta, bar.offset, -static_cast<s32>(tile.bytes));
+                Cta& told = !multicast ? *bar.cta
+                            : pair     ? *cta->cluster->ctas[(cta->rank & ~1u) | (bar.cta->rank & 1)]
+                                       : *cta;
+                mbarrier_transactions(machine, told, bar.offset, -static_cast<s32>(tile.bytes));
             }
         };
         machine.submit(std::move(op));
@@ -240,12 +282,19 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         SharedPlace from = shared_place(w, at.shared, static_cast<u32>(tile.bytes));
         ++machine.counters.tma_stores;
         machine.counters.tma_bytes += tile.bytes;
-        machine.counters.global_written += tile.bytes;
+        machine.counters.global_written += tile.global_bytes();
+        bool is_six = static_cast<PackedType>(tile.map.type) == PackedType::k16U6Align16B;
+        if (tile.element < tile.shared && (!is_six || reduce != ReduceOp::None))
+            throw Fault("tensor-map", "elements of this packed type cannot be stored");
         auto op = new_op(w, "a tensor store");
         op->group = open_group(w.bulk_groups, lane);
         note_async(w, *op, from.cta->shared.data() + from.offset, tile.bytes, false);
         auto box = std::make_shared<std::vector<u8>>(tile.bytes);
-        op->read = [=] { read_box(*from.cta, from.offset, tile, box->data()); };
+        op->read = [=] {
+            read_box(*from.cta, from.offset, tile, box->data());
+            if (is_six)
+                compact_box(tile, box->data());
+        };
         op->write = [=, &machine] { store_box(machine.memory, tile, box->data(), reduce); };
         machine.submit(std::move(op));
     }
@@ -295,7 +344,8 @@ void build_tensor(Builder& b, bool reduces) {
     if (!b.take("mbarrier::complete_tx::bytes"))
         b.fail("unknown completion mechanism");
     bool multicast = b.take("multicast::cluster");
-    b.take_any({"cta_group::1"});
+    bool pair = b.take("cta_group::2");
+    b.take("cta_group::1");
     size_t count = 3 + (multicast ? 1 : 0) + (hint ? 1 : 0);
     b.want(count, count);
     b.address_extra(b.at(0));
@@ -303,7 +353,7 @@ void build_tensor(Builder& b, bool reduces) {
     b.address_extra(b.at(2));
     if (multicast)
         b.use_extra(b.at(3), Type::B16);
-    b.in.mode = multicast ? kMulticast : 0;
+    b.in.mode = static_cast<u16>((multicast ? kMulticast : 0) | (pair ? kPair : 0));
     b.emit(exec_load);
 }
 

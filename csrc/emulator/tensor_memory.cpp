@@ -145,8 +145,8 @@ u32 TensorDescriptor::mn_major(u32 piece, u32 k) const {
         start + (piece % per) * 16 + (piece / per) * outer + (k % rows) * (16u << span_shift) + (k / rows) * deeper);
 }
 
-const u8* tensor_piece(Warp& w, u32 pc, Cta& cta, u32 address) {
-    if (std::memchr(cta.written.data() + address, 0, 16))
+const u8* tensor_piece(Warp& w, u32 pc, Cta& cta, u32 address, u32 bytes) {
+    if (std::memchr(cta.written.data() + address, 0, bytes))
         report_issued(w, pc, "uninitialised-shared",
             "a tensor core reads shared memory that nobody has written, offset " + std::to_string(address) +
                 " of CTA rank " + std::to_string(cta.rank));

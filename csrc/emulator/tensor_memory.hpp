@@ -61,7 +61,8 @@ struct TensorDescriptor {
 };
 
 // 16 bytes of shared memory for a unit that runs at its own time.
-const u8* tensor_piece(Warp& w, u32 pc, Cta& cta, u32 address);
+// Only the first `bytes` of them must have been written.
+const u8* tensor_piece(Warp& w, u32 pc, Cta& cta, u32 address, u32 bytes);
 
 void build_tensor_memory(Builder& b, const std::string& what); // alloc, dealloc, relinquish_alloc_permit
 void build_tensor_move(Builder& b, bool is_load);              // ld, st

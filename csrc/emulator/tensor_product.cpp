@@ -109,6 +109,11 @@ struct Target {
     u32 row_step, k_step;
 };
 
+// the rest of the 16 bytes pads
+u32 bytes_per_piece(TensorElement type) {
+    return type == TensorElement::E2M1 ? 8 : type == TensorElement::E2M3 || type == TensorElement::E3M2 ? 12 : 16;
+}
+
 struct Source {
     u64 descriptor;
     bool transposed;
@@ -118,13 +123,13 @@ struct Source {
 
 void load_shared(Warp& w, u32 pc, Cta& cta, const TensorProduct& p, const Source& s, Target to) {
     TensorDescriptor d(s.descriptor);
-    u32 per = elements_per_piece(s.type, p.kind);
+    u32 per = elements_per_piece(s.type, p.kind), used = per == 32 ? 16 : bytes_per_piece(s.type);
     double value[32];
     u32 first = s.transposed ? p.k : s.rows, second = s.transposed ? (s.rows + per - 1) / per : p.k / per;
     for (u32 i = 0; i < first; ++i)
         for (u32 piece = 0; piece < second; ++piece) {
             u32 address = s.transposed ? d.mn_major(piece, i) : d.k_major(i, piece);
-            const u8* from = tensor_piece(w, pc, cta, address);
+            const u8* from = tensor_piece(w, pc, cta, address, used);
             if (!s.transposed) {
                 widen_piece(from, s.type, p.kind, to.out + i * to.row_step + piece * per * to.k_step, to.k_step);
                 continue;
@@ -150,9 +155,9 @@ void load_tensor(Warp& w, u32 pc, Cta& cta, const TensorProduct& p, Target to) {
             const double* table = p.a == TensorElement::E2M1   ? tables().e2m1
                                   : p.a == TensorElement::E2M3 ? tables().e2m3
                                                                : tables().e3m2;
-            u32 mask = p.a == TensorElement::E2M1 ? 15 : 63;
+            bool four = p.a == TensorElement::E2M1; // in bits 2 to 5, where the byte is the same number in E2M3
             for (u32 i = 0; i < 32; ++i)
-                out[i * to.k_step] = table[bytes[i] & mask];
+                out[i * to.k_step] = table[four ? bytes[i] >> 2 & 15 : bytes[i] & 63];
             continue;
         }
         u32 per = elements_per_piece(p.a, p.kind);
