@@ -255,7 +255,8 @@ bool Machine::step() {
         runnable.pop_back();
         warp->queued = false;
     }
-    if (epoch != progress_epoch)
+    if (epoch != progress_epoch ||
+        counters.instructions < progress_instructions) // counters may be cleared between calls
         progress_epoch = epoch, progress_instructions = counters.instructions;
     if (counters.instructions - progress_instructions > kLivelockInstructions)
         throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));
