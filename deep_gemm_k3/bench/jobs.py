@@ -195,14 +195,14 @@ def _traced_calls(bench: Bench, mode: str, device: torch.device) -> dict[int, to
     size = trace.layout().num_bytes(grid)
     memory = {rank: torch.zeros(size, dtype=torch.uint8, device=device) for rank in bench.cases}
     bench.each(lambda case: case.use(mode, memory[case.rank]))
-    bench.each(lambda case: case.call_and_settle())
+    bench.together(lambda case: case.call_and_settle())
 
     def in_a_row(case: Case) -> None:
         for number in range(4):
             case.call(number)
         case.settle()
 
-    bench.each(in_a_row)
+    bench.together(in_a_row)
     return memory
 
 
