@@ -43,6 +43,10 @@ void Machine::submit(std::unique_ptr<AsyncOp> op) {
 
 // Performs the reading half, or all of it when both halves come at once.
 void Machine::complete_async(size_t index) {
+    const void* chain = async[index]->chain;
+    for (size_t first = 0; chain && first < index; ++first)
+        if (async[first]->chain == chain)
+            index = first;
     for (auto& group : async[index]->after) {
         if (!group->pending)
             continue;
