@@ -70,10 +70,11 @@ def expect(
     return found
 
 
-def _published(case: Case, wanted: Expected) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """What this rank's workspace got from every source rank, beside the part of the oracle's output that belongs there."""
+def _published(case: Case, wanted: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this rank's workspace got from all source ranks, one after another, and the parts of the oracle's output that
+    belong there."""
     assert case.published is not None
-    view, ranks, pairs = case.published.workspace[0], len(wanted.shared), []
+    view, ranks, parts = case.published.workspace[0], len(wanted.shared), []
     for source, full in enumerate(wanted.shared):
         if case.mode == "rs":
             shard = full.size(1) // ranks
@@ -84,9 +85,8 @@ def _published(case: Case, wanted: Expected) -> list[tuple[str, torch.Tensor, to
             places = [i for i, row in enumerate(wanted.rows) if row // owned == case.rank]
             got = view[[wanted.rows[i] - case.rank * owned for i in places], source]
             want = full[places]
-        if want.numel():
-            pairs.append((f"what rank {source} published", got, want))
-    return pairs
+        parts.append((got, want))
+    return torch.cat([got for got, _ in parts]), torch.cat([want for _, want in parts])
 
 
 def compare(case: Case, wanted: Expected) -> float:
@@ -98,7 +98,7 @@ def compare(case: Case, wanted: Expected) -> float:
         assert case.shared_y is not None
         pairs.append(("shared_y", case.shared_y[wanted.rows], wanted.shared[case.rank]))
     elif case.mode != "routed":
-        pairs += _published(case, wanted)
+        pairs.append(("what was published to it", *_published(case, wanted)))
     worst = 0.0
     for name, got, want in pairs:
         result = metrics.compare(got, want)

@@ -62,7 +62,7 @@ def test_a_wrong_publication_gets_no_time(mode: str, monkeypatch: pytest.MonkeyP
         self.published.workspace[0, -1].mul_(1.05)
 
     monkeypatch.setattr(case.Case, "call", wrong)
-    with pytest.raises(check.CheckFailed, match="what rank 0 published"):
+    with pytest.raises(check.CheckFailed, match="what was published to it"):
         bench.measure(mode, Effort(1, 1, 0, (1,)))
     bench.destroy()
 
