@@ -119,6 +119,7 @@ EMULATOR_ADVERSARY = _choice(
     "DGK3_EMULATOR_ADVERSARY", ("random", "earliest", "latest"), "When asynchronous work completes in the emulator."
 )
 EMULATOR_RACES = _flag("DGK3_EMULATOR_RACES", "Looks for data races in the emulator behind CPU tensors.")
+EMULATOR_TRACE = _path("DGK3_EMULATOR_TRACE", "Where the emulator writes a trace for Perfetto at exit.", "none")
 COMPILER = _choice("DGK3_COMPILER", ("nvrtc", "nvcc"), "What compiles kernels at run time.")
 COMPILE_WORKERS = _count("DGK3_COMPILE_WORKERS", 0, "Processes that compile in a warm-up.", "0: one per core")
 KEEP_SOURCES = _flag("DGK3_KEEP_SOURCES", "Keeps generated sources and compiler logs beside the cached kernels.")
@@ -141,9 +142,9 @@ def table() -> tuple[Variable[object], ...]:
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def prepare_cuda_rank() -> None:
-    """For a process that is one rank of several, before CUDA starts: no multicast, and kernels loaded when they are used."""
-    os.environ.update(_NO_MULTICAST, CUDA_MODULE_LOADING="LAZY")
+def disable_multicast() -> None:
+    """Keep torch and NCCL from setting up NVLink multicast in this process; to be called before CUDA starts."""
+    os.environ.update(_NO_MULTICAST)
 
 
 def child_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -175,6 +175,7 @@ std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what) {
     op->cta = w.cta;
     op->what = what;
     op->pc = w.pc - 1;
+    op->role = w.role;
     if (w.machine->races)
         op->stamp = w.machine->races->issue(w);
     return op;

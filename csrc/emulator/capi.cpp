@@ -133,6 +133,22 @@ EXPORT int emulator_run(void* machine) {
     m.reset();
     return done;
 }
+// roles: "name*count,name,..." by warp, or empty
+EXPORT int emulator_observe(void* machine, const char* roles, int trace) {
+    return guarded(0, [&] {
+        Observer& observer = static_cast<Machine*>(machine)->observer;
+        observer.set_roles(roles);
+        observer.is_tracing = trace != 0;
+        return 1;
+    });
+}
+EXPORT void emulator_own(void* machine, u64 low, u64 bytes, u32 rank) {
+    static_cast<Machine*>(machine)->observer.own(low, bytes, rank);
+}
+EXPORT const char* emulator_trace(void* machine) {
+    answer_text = static_cast<Machine*>(machine)->observer.trace_json();
+    return answer_text.c_str();
+}
 EXPORT const char* emulator_report(void* machine) {
     answer_text = report_json(*static_cast<Machine*>(machine));
     return answer_text.c_str();

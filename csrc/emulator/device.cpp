@@ -1,4 +1,5 @@
 #include "device.hpp"
+#include "races.hpp"
 
 #include <algorithm>
 
@@ -175,6 +176,13 @@ std::unique_ptr<Launch> prepare(const LaunchArguments& a) {
     return launch;
 }
 
+static std::string counters_json(const Counters& counters) {
+    std::string out = "{";
+    for (auto& [name, value] : listed(counters))
+        out += std::string(out.size() > 1 ? "," : "") + "\"" + name + "\":" + std::to_string(value);
+    return out + "}";
+}
+
 std::string report_json(const Machine& machine) {
     std::string out = "{\"findings\":[";
     for (size_t i = 0; i < machine.findings.size(); ++i) {
@@ -182,17 +190,14 @@ std::string report_json(const Machine& machine) {
         out += std::string(i ? "," : "") + "{\"kind\":" + json_text(f.kind) + ",\"text\":" + json_text(f.text) +
                ",\"count\":" + std::to_string(f.count) + "}";
     }
-    const Counters& c = machine.counters;
-    const std::pair<const char*, u64> values[] = {{"instructions", c.instructions}, {"macs", c.macs}, {"mma", c.mma},
-        {"wgmma", c.wgmma}, {"tensor_products", c.tensor_products}, {"tensor_read", c.tensor_read},
-        {"tensor_written", c.tensor_written}, {"tma_loads", c.tma_loads}, {"tma_stores", c.tma_stores},
-        {"tma_bytes", c.tma_bytes}, {"bulk_copies", c.bulk_copies}, {"global_read", c.global_read},
-        {"global_written", c.global_written}, {"shared_read", c.shared_read}, {"shared_written", c.shared_written},
-        {"atomics", c.atomics}, {"barrier_waits", c.barrier_waits}, {"mbarrier_waits", c.mbarrier_waits},
-        {"system_operations", c.system_operations}, {"virtual_ns", machine.virtual_ns}};
-    out += "],\"counters\":{";
-    for (size_t i = 0; i < std::size(values); ++i)
-        out += std::string(i ? "," : "") + "\"" + values[i].first + "\":" + std::to_string(values[i].second);
+    out += "],\"counters\":" + counters_json(machine.counters);
+    out.back() = ',';
+    if (machine.races)
+        out += "\"message_chain\":" + std::to_string(machine.races->longest_chain) + ",";
+    out += "\"virtual_ns\":" + std::to_string(machine.virtual_ns) + "},\"roles\":{";
+    const Observer& observer = machine.observer;
+    for (size_t i = 0; i < observer.roles().size(); ++i)
+        out += (i ? "," : "") + json_text(observer.roles()[i]) + ":" + counters_json(observer.counters[i]);
     return out + "},\"printed\":" + json_text(machine.printed) + "}";
 }
 

@@ -110,6 +110,14 @@ inline bool is_shared_access(Space space, u64 address) {
     return space == Space::Shared || (space == Space::Generic && (address & kWindowMask) == kSharedWindow);
 }
 
+// `bytes` of global memory from `address` on were read or written by a warp.
+inline void count_global(Warp& w, u64 address, u64 bytes, bool is_write) {
+    Counters& c = w.machine->counters;
+    (is_write ? c.global_written : c.global_read) += bytes;
+    if (w.machine->observer.is_peers(address, w.cta->launch->rank))
+        (is_write ? c.peer_written : c.peer_read) += bytes;
+}
+
 // The CTA and offset behind a shared address; a Fault when there is none.
 struct SharedPlace {
     Cta* cta;

@@ -59,6 +59,7 @@ void Machine::start_warp(Cta& cta, u32 index, u32 threads) {
     w.program = cta.launch->program.get();
     w.index = index;
     w.id = next_warp_id++;
+    w.role = observer.role_of(index);
     u32 lanes = std::min<u32>(32, threads - index * 32);
     w.exists = w.live = lanes == 32 ? kFullMask : (1u << lanes) - 1;
     w.registers.assign(w.program->register_bytes / 8 + 64, 0);

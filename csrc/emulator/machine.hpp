@@ -13,6 +13,7 @@
 
 #include "inst.hpp"
 #include "memory.hpp"
+#include "observer.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -82,9 +83,10 @@ struct AsyncOp {
     std::shared_ptr<AsyncStamp> stamp;              // with race detection
     const char* what = "";
     u32 pc = 0;
-    bool to_shared = false;      // writes shared memory of its cluster
-    const void* chain = nullptr; // operations of one chain are done in the order of their issue
-    std::vector<Cta*> uses;      // whose memory it uses besides its own CTA's
+    u8 role = 0xff;                                       // of the warp that issued it
+    bool to_shared = false;                               // writes shared memory of its cluster
+    bool in_order = false;                                // tcgen05: after what its thread has issued before
+    std::vector<Cta*> uses;                               // whose memory it uses besides its own CTA's
     std::vector<std::pair<Cta*, std::vector<u32>>> holds; // 16-byte pieces of shared memory that it still reads
 };
 
@@ -130,11 +132,13 @@ struct Warp {
     u32 carry = 0;                            // the condition-code bit of each lane
     std::deque<u32> wgmma_stamps;             // per group not yet waited for, with race detection
     u32 wgmma_stamp = 0, wgmma_done_stamp = 0;
-    u8 tensor_chain[kLanes] = {};            // its addresses name the chains of tcgen05 operations, one per lane
-    std::map<u32, LaneGroups> tensor_stores; // tcgen05.st, in the entry of lane 0
-    std::vector<u32> tensor_loads;           // pcs of tcgen05.ld not yet waited for
+    std::map<u32, std::shared_ptr<AsyncGroup>> tensor_tail; // per lane: its newest tcgen05 operation
+    std::map<u32, LaneGroups> tensor_stores;                // tcgen05.st, in the entry of lane 0
+    std::vector<u32> tensor_loads;                          // pcs of tcgen05.ld not yet waited for
     u32 tensor_load_stamp = 0;
-    u32 id = 0; // global number, for vector clocks and traces
+    u8 role = 0xff; // the observer's
+    u32 track = 0;  // of the trace, 0: none yet
+    u32 id = 0;     // global number, for vector clocks and traces
 
     template <class T>
     T* row(Ref ref) {
@@ -222,14 +226,6 @@ struct Finding {
     u64 count = 1;
 };
 
-struct Counters {
-    u64 instructions = 0, macs = 0, mma = 0, wgmma = 0, tma_loads = 0, tma_stores = 0, bulk_copies = 0;
-    u64 tma_bytes = 0, global_read = 0, global_written = 0, shared_read = 0, shared_written = 0, peer_written = 0,
-        peer_read = 0;
-    u64 tensor_products = 0, tensor_read = 0, tensor_written = 0;
-    u64 barrier_waits = 0, mbarrier_waits = 0, system_operations = 0, atomics = 0;
-};
-
 struct Machine {
     Options options;
     MemoryMap memory;
@@ -241,6 +237,8 @@ struct Machine {
     std::vector<Finding> findings;
     std::set<std::pair<std::string, std::string>> finding_keys;
     Counters counters;
+    Observer observer;
+    u8 current_role = 0xff; // of the warp that runs
     u64 epoch = 1, virtual_ns = 1000000, live_warps = 0;
     u32 next_warp_id = 0;
     u64 next_cta = 1;

@@ -1,5 +1,9 @@
 #include "matrix.hpp"
 
+#include <cmath>
+
+#include "hopper_sum.hpp"
+
 namespace deep_gemm_k3::emulator {
 
 float matrix_element(u32 code, Type type) {
@@ -51,7 +55,9 @@ void widen(const u8* from, float* to, int count, Type type) {
     }
 }
 
-void product_add(float* out, const float* a, const float* b, int m, int n, int k) {
+namespace {
+
+void add_in_double(float* out, const float* a, const float* b, int m, int n, int k) {
     constexpr int kColumns = 8, kRows = 4, kMaxK = 64;
     alignas(64) double bd[kMaxK][kColumns], ad[kMaxK][kRows];
     for (int col = 0; col < n; col += kColumns) {
@@ -75,6 +81,52 @@ void product_add(float* out, const float* a, const float* b, int m, int n, int k
                     out[(row + r) * n + col + j] = static_cast<float>(sum[r][j]);
         }
     }
+}
+
+SumRule rule_of(Type type) {
+    switch (type) {
+    case Type::E4M3:
+        return {13, 13, -6};
+    case Type::E5M2:
+        return {13, 13, -14};
+    case Type::F16:
+        return {25, 23, -14};
+    default:
+        return {25, 23, -126};
+    }
+}
+
+// mma.sync on 8-bit floats runs as two products of halves, the first of the elements 0 and 1 of every register, the
+// second of 2 and 3; their sum, from zero, is added to the accumulator in singles.
+void add_eight_bit_halves(float* out, const float* a, const float* b, const SumShape& s) {
+    alignas(64) float sum[16 * 8] = {}, half_a[16 * 32], half_b[32 * 8];
+    SumRule rule = rule_of(Type::F16);
+    for (int part = 0; part < 2; ++part) {
+        int half = s.k / 2;
+        auto at = [&](int i) { return i / 2 * 4 + part * 2 + i % 2; };
+        for (int i = 0; i < half; ++i) {
+            for (int row = 0; row < s.m; ++row)
+                half_a[row * half + i] = a[row * s.k + at(i)];
+            std::memcpy(half_b + i * s.n, b + at(i) * s.n, sizeof(float) * static_cast<size_t>(s.n));
+        }
+        rule.lowest = -126;
+        hopper_sum(sum, half_a, half_b, {s.m, s.n, half}, rule);
+    }
+    for (int i = 0; i < s.m * s.n; ++i) {
+        out[i] += sum[i];
+        if (std::isnan(out[i]))
+            out[i] = bits<float>(kTensorCoreNan);
+    }
+}
+
+} // namespace
+
+void product_add(Warp& w, float* out, const float* a, const float* b, const SumShape& s) {
+    if (w.program->syntax->target.rfind("sm_90", 0) != 0)
+        return add_in_double(out, a, b, s.m, s.n, s.k);
+    if (s.sync && (s.type == Type::E4M3 || s.type == Type::E5M2))
+        return add_eight_bit_halves(out, a, b, s);
+    hopper_sum(out, a, b, {s.m, s.n, s.k}, rule_of(s.type));
 }
 
 } // namespace deep_gemm_k3::emulator

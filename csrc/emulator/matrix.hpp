@@ -1,13 +1,18 @@
-// Small matrix products shared by mma.sync and wgmma: operands as singles or integers, sums exact until the final
-// rounding.
+// Small matrix products shared by mma.sync and wgmma: operands as singles or integers.
 #pragma once
 
 #include "ops.hpp"
 
 namespace deep_gemm_k3::emulator {
 
-// out[m][n] += sum_k a[m][k] * b[k][n], summed in double and rounded once to single
-void product_add(float* out, const float* a, const float* b, int m, int n, int k);
+struct SumShape {
+    int m, n, k;
+    Type type; // of the operands
+    bool sync; // mma.sync
+};
+// out[m][n] += sum_k a[m][k] * b[k][n], as the target's tensor cores add where that is known (sm_90); elsewhere summed
+// in double and rounded once to single
+void product_add(Warp& w, float* out, const float* a, const float* b, const SumShape& shape);
 
 // A matrix element type of the tensor cores, as singles.
 float matrix_element(u32 code, Type type);

@@ -36,7 +36,7 @@ void load_one(Warp& w, const Inst& in, int lane) {
         from = nullptr;
     } else {
         from = machine.memory.check(source, size, false);
-        machine.counters.global_read += size;
+        count_global(w, source, size, false);
     }
     ++machine.counters.bulk_copies;
     auto op = new_op(w, "a bulk copy into shared memory");
@@ -75,7 +75,7 @@ void exec_bulk_store(Warp& w, const Inst& in, u32 m) {
         check_aligned(w, source, size);
         SharedPlace from = shared_place(w, source, size);
         u8* to = machine.memory.check(target, size, true);
-        machine.counters.global_written += size;
+        count_global(w, target, size, true);
         ++machine.counters.bulk_copies;
         auto op = new_op(w, "a bulk copy out of shared memory");
         op->group = open_group(w.bulk_groups, lane);
@@ -221,7 +221,7 @@ void exec_copy(Warp& w, const Inst& in, u32 m) {
             mine.open = fresh;
         }
         batches[mine.open].push_back({to.cta, to.offset, from, size, given});
-        w.machine->counters.global_read += given;
+        count_global(w, source, given, false);
     }
     for (auto& [group, list] : batches) {
         auto op = new_op(w, "an asynchronous copy");

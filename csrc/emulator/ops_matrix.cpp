@@ -164,7 +164,7 @@ void exec_mma_float(Warp& w, const Inst& in, u32 m) {
             c[(lane / 4 + 8 * (i >> 1)) * 8 + lane % 4 * 2 + (i & 1)] =
                 nc == 4 ? bits<float>(cell) : f16_to_float(cell >> (16 * (i & 1)) & 0xffff);
         }
-    product_add(c, a, b, 16, 8, p.k);
+    product_add(w, c, a, b, {16, 8, p.k, p.a, true});
     auto at = [&](int lane, int i) { return c[(lane / 4 + 8 * (i >> 1)) * 8 + lane % 4 * 2 + (i & 1)]; };
     for (u32 i = 0; i < nd; ++i)
         write_lanes(w.row<u32>(w.extra(in, i)), together, [&](int lane) {

@@ -143,7 +143,7 @@ void exec_ld(Warp& w, const Inst& in, u32 m) {
     if (is_shared)
         w.machine->counters.shared_read += total;
     else if (in.space == Space::Global || in.space == Space::Generic)
-        w.machine->counters.global_read += total;
+        count_global(w, w.address(in.a, first_lane(m)) + static_cast<u64>(in.imm), total, false);
     if (polls)
         note_poll(w, hash);
     if (scope_of(in.mode) == Scope::Sys)
@@ -191,7 +191,7 @@ void exec_st(Warp& w, const Inst& in, u32 m) {
     if (is_shared)
         w.machine->counters.shared_written += total;
     else
-        w.machine->counters.global_written += total;
+        count_global(w, w.address(in.a, first_lane(m)) + static_cast<u64>(in.imm), total, true);
     if (scope_of(in.mode) == Scope::Sys)
         ++w.machine->counters.system_operations;
 }

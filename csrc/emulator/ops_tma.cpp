@@ -44,7 +44,6 @@ struct Tile {
                   // not
     u32 shared;   // bytes of the same in shared memory
     u64 bytes;    // of the whole box in shared memory
-    // What is read, and what a load counts at its barrier: the gaps of expanding types are no bytes of it.
     u64 global_bytes() const { return bytes / shared * element; }
 };
 
@@ -251,7 +250,7 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
             targets = multicast_targets(w, w.row<u32>(w.extra(in, 6 + in.n))[lane] & 0xffff);
         ++machine.counters.tma_loads;
         machine.counters.tma_bytes += tile.bytes;
-        machine.counters.global_read += tile.global_bytes();
+        count_global(w, tile.map.address, tile.global_bytes(), false);
         auto op = new_op(w, "a tensor load");
         op->to_shared = true;
         for (Cta* cta : targets)
@@ -264,7 +263,7 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
                 Cta& told = !multicast ? *bar.cta
                             : pair     ? *cta->cluster->ctas[(cta->rank & ~1u) | (bar.cta->rank & 1)]
                                        : *cta;
-                mbarrier_transactions(machine, told, bar.offset, -static_cast<s32>(tile.global_bytes()));
+                mbarrier_transactions(machine, told, bar.offset, -static_cast<s32>(tile.bytes));
             }
         };
         machine.submit(std::move(op));
@@ -283,7 +282,7 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         SharedPlace from = shared_place(w, at.shared, static_cast<u32>(tile.bytes));
         ++machine.counters.tma_stores;
         machine.counters.tma_bytes += tile.bytes;
-        machine.counters.global_written += tile.global_bytes();
+        count_global(w, tile.map.address, tile.global_bytes(), true);
         bool is_six = static_cast<PackedType>(tile.map.type) == PackedType::k16U6Align16B;
         if (tile.element < tile.shared && (!is_six || reduce != ReduceOp::None))
             throw Fault("tensor-map", "elements of this packed type cannot be stored");

@@ -193,7 +193,7 @@ void exec_mma(Warp& w, const Inst& in, u32 m) {
         load_accumulator(w, in, s, out);
     else
         std::memset(out, 0, sizeof(float) * static_cast<size_t>(16 * s.n));
-    product_add(out, a, b, 16, s.n, s.k);
+    product_add(w, out, a, b, {16, s.n, s.k, s.a, false});
     store_accumulator(w, in, s, out);
     note_reads(w, std::move(reads));
     ++w.machine->counters.wgmma;

@@ -86,6 +86,25 @@ void Parser::directive_file() {
         next();
 }
 
+// Labels of bytes: the names that .loc refers to.
+void Parser::strings_section() {
+    expect("{");
+    std::string label;
+    while (!accept("}")) {
+        if (peek(1).text == ":") {
+            label = name();
+            expect(":");
+        } else if (accept(".b8")) {
+            do {
+                if (u64 byte = integer())
+                    syntax_->strings[label] += static_cast<char>(byte);
+            } while (accept(","));
+        } else {
+            fail("unknown item in a section of strings");
+        }
+    }
+}
+
 void Parser::module_item() {
     bool is_external = false;
     while (is(".visible") || is(".extern") || is(".weak") || is(".common"))
@@ -106,8 +125,7 @@ void Parser::module_item() {
     } else if (word == ".file") {
         directive_file();
     } else if (word == ".section") {
-        next();
-        skip_braces();
+        next().text == ".debug_str" ? strings_section() : skip_braces();
     } else if (word == ".pragma") {
         next();
         expect(";");

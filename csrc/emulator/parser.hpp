@@ -1,6 +1,9 @@
 // Recursive-descent parser of PTX; used only by parse_ptx.
 #pragma once
 
+#include <array>
+#include <map>
+
 #include "lexer.hpp"
 #include "syntax.hpp"
 
@@ -18,6 +21,8 @@ class Parser {
     Function* function_ = nullptr;
     std::vector<u32> scope_stack_;
     int loc_file_ = 0, loc_line_ = 0;
+    u32 location_ = 0;
+    std::map<std::array<u64, 3>, u32> places_; // file, line, column -> newest location
 
     const Token& peek(size_t ahead = 0) const { return tokens_[std::min(pos_ + ahead, tokens_.size() - 1)]; }
     const Token& next() { return tokens_[pos_ < tokens_.size() - 1 ? pos_++ : pos_]; }
@@ -29,6 +34,7 @@ class Parser {
     u64 integer();
     void skip_line();
     void skip_braces();
+    void strings_section();
 
     // parser.cpp: module level
     void module_item();
@@ -45,6 +51,7 @@ class Parser {
     void body();
     void body_item();
     bool body_directive();
+    void location();
     void registers();
     void statement();
     void opcode(Statement& statement);

@@ -5,7 +5,8 @@ namespace deep_gemm_k3::emulator {
 void Parser::body() {
     function_->scopes.clear();
     scope_stack_.clear();
-    loc_file_ = loc_line_ = 0;
+    loc_file_ = loc_line_ = 0, location_ = 0;
+    places_.clear();
     expect("{");
     function_->scopes.emplace_back();
     scope_stack_.push_back(0);
@@ -36,11 +37,7 @@ bool Parser::body_directive() {
     if (word == ".reg") {
         registers();
     } else if (word == ".loc") {
-        int line = tokens_[pos_ - 1].line;
-        loc_file_ = static_cast<int>(integer());
-        loc_line_ = static_cast<int>(integer());
-        while (peek().line == line && peek().kind != Token::Kind::End)
-            next();
+        location();
     } else if (word == ".pragma") {
         next();
         expect(";");
@@ -84,8 +81,33 @@ void Parser::registers() {
     expect(";");
 }
 
+// .loc file line [column] [, function_name label [+ offset], inlined_at file line column]
+void Parser::location() {
+    int line = tokens_[pos_ - 1].line;
+    auto on_line = [&] { return peek().line == line && peek().kind != Token::Kind::End; };
+    auto number = [&] { return on_line() && peek().kind == Token::Kind::Integer ? integer() : 0; };
+    Location found;
+    std::array<u64, 3> place{number(), number(), number()};
+    loc_file_ = found.file = static_cast<int>(place[0]), loc_line_ = found.line = static_cast<int>(place[1]);
+    while (on_line()) {
+        if (accept("function_name")) {
+            found.function = name();
+        } else if (accept("inlined_at")) {
+            std::array<u64, 3> at{number(), number(), number()};
+            auto caller = places_.find(at);
+            found.parent = caller == places_.end() ? 0 : caller->second;
+        } else {
+            next();
+        }
+    }
+    location_ = static_cast<u32>(syntax_->locations.size());
+    syntax_->locations.push_back(found);
+    places_[place] = location_;
+}
+
 void Parser::statement() {
     Statement out;
+    out.location = location_;
     out.line = peek().line;
     out.source_file = loc_file_, out.source_line = loc_line_;
     out.scope = scope();

@@ -30,6 +30,7 @@ void join_clock(ClockVector& to, const ClockVector& from) {
 void Knowledge::join(const Knowledge& other) {
     join_clock(all, other.all);
     join_clock(fenced, other.fenced);
+    messages = std::max(messages, other.messages);
 }
 
 Races::State& Races::state(Warp& w) {
@@ -132,10 +133,24 @@ void Races::access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode) 
         synchronise(w, memory, Access::Write, mode);
 }
 
+void Races::send(State& mine, u64 address) {
+    sent_[address] = {mine.place.rank, mine.known.messages};
+}
+
+void Races::receive(State& mine, u64 address) {
+    auto found = sent_.find(address);
+    if (found == sent_.end() || found->second.rank == mine.place.rank)
+        return;
+    mine.known.messages = std::max(mine.known.messages, found->second.messages + 1);
+    longest_chain = std::max(longest_chain, mine.known.messages);
+}
+
 void Races::synchronise(Warp& w, const u8* memory, Access kind, u16 mode) {
     State& mine = state(w);
     Order order = order_of(mode);
     Scope scope = scope_of(mode);
+    if (scope == Scope::Sys)
+        kind == Access::Read ? receive(mine, reinterpret_cast<u64>(memory)) : send(mine, reinterpret_cast<u64>(memory));
     auto& list = releases_[reinterpret_cast<u64>(memory)];
     if (kind == Access::Read) {
         bool acquires = order == Order::Acquire || order == Order::AcqRel;
@@ -223,8 +238,6 @@ void Races::release_async(const AsyncStamp& stamp, const void* object, u64 round
     Knowledge done;
     raise(done.all, 3 * stamp.warp + 1, stamp.count);
     raise(done.all, 3 * stamp.warp + 2, stamp.count);
-    if (stamp.follows_issue)
-        join_clock(done.all, stamp.at_issue.all);
     objects_[{object, round}].join(done);
 }
 

@@ -19,6 +19,7 @@ using ClockVector = std::vector<u32>;
 // What a warp knows: `all` is ordered before it; `fenced` also across the generic and the asynchronous proxy.
 struct Knowledge {
     ClockVector all, fenced;
+    u32 messages = 0; // of the longest chain of messages between ranks, each sent after the one before was received
     void join(const Knowledge& other);
 };
 
@@ -31,7 +32,6 @@ struct Residence {
 struct AsyncStamp { // of one asynchronous operation
     u32 warp = 0, count = 0;
     Knowledge at_issue;
-    bool follows_issue = false; // it completes what its thread issued before, so all that the thread knew then
 };
 
 class Races {
@@ -57,6 +57,7 @@ class Races {
     void synchronise(Warp& w, const u8* memory, Access kind, u16 mode);
     void fence(Warp& w, u16 mode);
     void proxy_fence(Warp& w);
+    u32 longest_chain = 0;
 
   private:
     struct Mark {
@@ -84,6 +85,12 @@ class Races {
     std::unordered_map<u64, std::unique_ptr<Shadow[]>> shadows_; // per 64 bytes of memory
     std::map<std::pair<const void*, u64>, Knowledge> objects_;
     std::unordered_map<u64, std::vector<Release>> releases_;
+    struct Message { // the newest strong write of system scope
+        u32 rank, messages;
+    };
+    std::unordered_map<u64, Message> sent_;
+    void send(State& mine, u64 address);
+    void receive(State& mine, u64 address);
     std::vector<State> warps_;
     std::unordered_map<u32, Knowledge> ended_; // by rank: what launches that have ended did
     std::vector<std::string> sites_;

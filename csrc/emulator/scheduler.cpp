@@ -43,10 +43,6 @@ void Machine::submit(std::unique_ptr<AsyncOp> op) {
 
 // Performs the reading half, or all of it when both halves come at once.
 void Machine::complete_async(size_t index) {
-    const void* chain = async[index]->chain;
-    for (size_t first = 0; chain && first < index; ++first)
-        if (async[first]->chain == chain)
-            index = first;
     for (auto& group : async[index]->after) {
         if (!group->pending)
             continue;
@@ -55,6 +51,8 @@ void Machine::complete_async(size_t index) {
                 return complete_async(other);
     }
     AsyncOp& op = *async[index];
+    const Counters before = counters;
+    const u8 charged = current_role == 0xff ? op.role : 0xff; // else it counts with the warp that runs
     bool both = options.adversary != Adversary::Random || (random() & 1);
     std::shared_ptr<AsyncGroup> group = op.group;
     bool had_read = op.read != nullptr;
@@ -64,8 +62,10 @@ void Machine::complete_async(size_t index) {
         ++epoch;
         if (group && --group->pending_reads == 0)
             wake_all(group->waiters);
-        if (!both)
+        if (!both) {
+            observer.charge(charged, before, counters);
             return;
+        }
     }
     std::unique_ptr<AsyncOp> done = std::move(async[index]);
     async.erase(async.begin() + static_cast<std::ptrdiff_t>(index));
@@ -73,6 +73,7 @@ void Machine::complete_async(size_t index) {
     completing = done->stamp;
     done->write();
     completing = nullptr;
+    observer.charge(charged, before, counters);
     for (auto& [cta, pieces] : done->holds) {
         for (u32 piece : pieces)
             --cta->readers[piece];
@@ -153,6 +154,10 @@ void Machine::run_warp(Warp& w) {
     Split* split = pick_split(w);
     if (!split)
         return;
+    const Counters before = counters;
+    current_role = w.role;
+    if (observer.is_tracing)
+        observer.begin(w, virtual_ns);
     w.current = split;
     w.pc = split->pc, w.mask = split->mask, w.node = split->node, w.wait = split->wait;
     w.stop = Stop::None;
@@ -186,6 +191,10 @@ void Machine::run_warp(Warp& w) {
         split->state = SplitState::Parked;
         parked.emplace_back(&w, split);
     }
+    observer.charge(w.role, before, counters);
+    current_role = 0xff;
+    if (observer.is_tracing)
+        w.live ? observer.wait(w, *split, virtual_ns) : observer.end(w, virtual_ns);
     if (!w.live)
         retire(w);
 }
@@ -259,8 +268,7 @@ bool Machine::step() {
         runnable.pop_back();
         warp->queued = false;
     }
-    if (epoch != progress_epoch ||
-        counters.instructions < progress_instructions) // counters may be cleared between calls
+    if (epoch != progress_epoch)
         progress_epoch = epoch, progress_instructions = counters.instructions;
     if (counters.instructions - progress_instructions > kLivelockInstructions)
         throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));

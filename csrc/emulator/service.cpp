@@ -99,6 +99,24 @@ class Service {
         return report_json(machine_);
     }
 
+    // The machine takes over what is told here when the next launch starts.
+    void observe(const std::string& roles, bool is_tracing) {
+        tell([=](Observer& o) {
+            o.is_tracing = is_tracing;
+            if (!roles.empty())
+                o.set_roles(roles);
+        });
+    }
+    void own(u64 low, u64 bytes, u32 rank) {
+        tell([=](Observer& o) { bytes ? o.own(low, bytes, rank) : o.disown(low); });
+    }
+    std::string trace() {
+        const std::lock_guard lock(mutex_);
+        if (is_turning_)
+            throw std::runtime_error("trace: wanted no call that runs");
+        return machine_.observer.trace_json();
+    }
+
     void record(bool on) {
         const std::lock_guard lock(mutex_);
         is_recording_ = on;
@@ -117,6 +135,7 @@ class Service {
         const std::lock_guard lock(mutex_);
         machine_.findings.clear(), machine_.finding_keys.clear();
         machine_.counters = Counters{};
+        machine_.observer.clear();
         machine_.printed.clear();
     }
 
@@ -130,7 +149,8 @@ class Service {
     bool is_recording_ = false;
     std::vector<std::string> recorded_;
     Machine machine_{Options{}};
-    u32 rounds_ = 0;                  // without progress while nobody outside could help
+    u32 rounds_ = 0; // without progress while nobody outside could help
+    std::vector<std::function<void(Observer&)>> told_;
     std::unique_ptr<Options> chosen_; // taken over when nothing runs
 
     std::unique_ptr<Launch> make(Kernel& kernel, const jit::LaunchRequest& request) {
@@ -177,8 +197,16 @@ class Service {
         }
     }
 
+    void tell(std::function<void(Observer&)> what) {
+        const std::lock_guard lock(mutex_);
+        told_.push_back(std::move(what));
+    }
+
     void start_waiting() {
         has_news_ = false;
+        for (auto& what : told_)
+            what(machine_.observer);
+        told_.clear();
         if (running_.empty() && !waiting_.empty()) {
             if (chosen_) {
                 machine_.options = *chosen_;
@@ -303,6 +331,27 @@ EXPORT void emulator_service_record(int on) {
 
 EXPORT const char* emulator_service_recorded() {
     deep_gemm_k3::emulator::answer = deep_gemm_k3::emulator::service().recorded();
+    return deep_gemm_k3::emulator::answer.c_str();
+}
+
+// Roles of warps ("": as they are), and whether to keep a trace.
+EXPORT int emulator_service_observe(const char* roles, int trace) {
+    try {
+        deep_gemm_k3::emulator::Observer().set_roles(roles);
+    } catch (const std::exception&) {
+        return 0;
+    }
+    deep_gemm_k3::emulator::service().observe(roles, trace != 0);
+    return 1;
+}
+
+// Memory of a rank; no bytes: of nobody any more.
+EXPORT void emulator_service_own(uint64_t low, uint64_t bytes, uint32_t rank) {
+    deep_gemm_k3::emulator::service().own(low, bytes, rank);
+}
+
+EXPORT const char* emulator_service_trace() {
+    deep_gemm_k3::emulator::answer = deep_gemm_k3::emulator::service().trace();
     return deep_gemm_k3::emulator::answer.c_str();
 }
 

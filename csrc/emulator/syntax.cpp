@@ -1,9 +1,52 @@
 #include "syntax.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <cxxabi.h>
 
 namespace deep_gemm_k3::emulator {
+
+namespace {
+
+// "void a::wait<7>(int)::{lambda()#1}::operator()() const" -> "wait"
+std::string short_name(const std::string& mangled) {
+    int status = 0;
+    char* text = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
+    std::string full = status == 0 ? text : mangled, out;
+    std::free(text);
+    int depth = 0;
+    for (char c : full) {
+        if (c == '(' && depth == 0)
+            break;
+        if (c == '>' || c == '}')
+            --depth;
+        if (depth == 0)
+            out += c;
+        if (c == '<' || c == '{')
+            ++depth;
+    }
+    std::erase_if(out, [](char c) { return c == '<' || c == '>' || c == '{' || c == '}'; });
+    size_t cut = out.find_last_of(" :");
+    return cut == std::string::npos ? out : out.substr(cut + 1);
+}
+
+} // namespace
+
+std::vector<std::string> Syntax::call_chain(u32 location) const {
+    std::vector<std::string> out;
+    for (u32 at = location; at; at = locations[at].parent) {
+        auto found = strings.find(locations[at].function);
+        std::string name = found == strings.end() ? "" : short_name(found->second);
+        if (!name.empty() && (out.empty() || out.back() != name))
+            out.push_back(name);
+        if (locations[at].parent >= at)
+            break;
+    }
+    std::reverse(out.begin(), out.end());
+    return out;
+}
 
 namespace {
 

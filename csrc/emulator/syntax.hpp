@@ -63,8 +63,17 @@ struct Operand {
     std::vector<Operand> parts; // Vector: elements; Address: base first, then coordinates; Pair: d|p
 };
 
+// One .loc: a place in the source, the function it belongs to (a label of a string; none: the kernel itself), and the
+// location that this function was inlined at.
+struct Location {
+    int file = 0, line = 0;
+    std::string function;
+    u32 parent = 0; // index in Syntax::locations, 0: none
+};
+
 struct Statement {
     int line = 0;
+    u32 location = 0;                     // index in Syntax::locations, 0: none
     int source_file = 0, source_line = 0; // from .loc, 0 when absent
     u32 scope = 0;
     std::string predicate;
@@ -122,6 +131,10 @@ struct Syntax {
     std::vector<std::unique_ptr<Function>> functions;
     std::map<std::string, u32> function_index;
     std::map<int, std::string> files;
+    std::vector<Location> locations{1};
+    std::map<std::string, std::string> strings; // by label: mangled names of functions
+    // Functions around a location, the outermost first, without namespaces and arguments.
+    std::vector<std::string> call_chain(u32 location) const;
 };
 
 std::unique_ptr<Syntax> parse_ptx(const std::string& text);

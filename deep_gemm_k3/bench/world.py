@@ -39,12 +39,15 @@ class World:
         return [refusing(group, lambda: action(group, group.rank), "bench")]
 
     def together(self, action: Callable[[int], T]) -> list[T]:
-        """`run` once all ranks have come here."""
+        """`run` between two barriers of all ranks."""
 
         def one(group: Any, rank: int) -> T:
             if group is not None:
                 group.barrier("bench: begin", _PATIENCE_S)
-            return action(rank)
+            result = action(rank)
+            if group is not None:
+                group.barrier("bench: end", _PATIENCE_S)
+            return result
 
         return self.run(one)
 

@@ -59,6 +59,8 @@ def emulate(
     seed: int = 0,
     adversary: Annotated[str, typer.Option(help="random, earliest or latest.")] = "random",
     races: Annotated[bool, typer.Option("--races", help="Look for data races.")] = False,
+    roles: Annotated[str, typer.Option(help="Names of a CTA's warps in order: math*8,producer.")] = "",
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto here.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only decode every kernel.")] = False,
 ) -> None:
     """Run one kernel and print its tensors, counters and findings; exit code 1 when there is a finding or a fault."""
@@ -74,7 +76,9 @@ def emulate(
             raise EmulatorError(f"--kernel: wanted one of {', '.join(module.kernels)}")
         name = kernel or next(iter(module.kernels))
         values = [parse_parameter(text) for text in param or []]
-        device = Device(sms, module.target, seed, adversary=adversary, race_detection=races)
+        device = Device(
+            sms, module.target, seed, adversary=adversary, race_detection=races, roles=roles, trace=trace is not None
+        )
         started = time.perf_counter()
         failure = ""
         try:
@@ -90,7 +94,9 @@ def emulate(
         except EmulatorError as error:
             failure = str(error)
         seconds = time.perf_counter() - started
-    except EmulatorError as error:
+        if trace:
+            trace.write_text(device.trace())
+    except (EmulatorError, ValueError) as error:
         print(error)
         raise typer.Exit(1) from None
     if device.printed:
@@ -100,6 +106,8 @@ def emulate(
             print(f"param {number}: {value}")
     for counter, count in device.counters.items():
         print(f"{counter:18s} {count}")
+    for role, counters in device.role_counters.items():
+        print(f"{role + ':':18s} " + ", ".join(f"{name} {count}" for name, count in counters.items() if count))
     print(f"{'seconds':18s} {seconds:.3f}")
     for finding in device.findings:
         print(f"finding: {finding.kind} ({finding.count} times): {finding.text}")

@@ -87,12 +87,18 @@ class Device:
         on_deadlock: str = "report",
         quantum: int = 0,
         max_instructions: int = 0,
+        roles: str = "",
+        trace: bool = False,
     ) -> None:
+        """``roles`` names the warps of a CTA in the order of their numbers, "math*8,producer,dispatch*3": counters are then
+        also kept per role, and a ``trace`` has their names."""
         if adversary not in ADVERSARIES:
             raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
         if on_deadlock not in ("report", "time"):
             raise ValueError(f"on_deadlock: wanted 'report' or 'time', given {on_deadlock!r}")
         self.num_sms, self.arch = num_sms, arch
+        self._instances: dict[tuple[int, int], int] = {}
+        self._modules: list[Module] = []
         self._machine = library().emulator_machine(
             seed,
             ADVERSARIES.index(adversary),
@@ -101,9 +107,10 @@ class Device:
             quantum,
             max_instructions,
         )
-        self._instances: dict[tuple[int, int], int] = {}
-        self._modules: list[Module] = []
+        if not library().emulator_observe(self._machine, roles.encode(), int(trace)):
+            raise ValueError(error_text())
         self.counters: dict[str, int] = {}
+        self.role_counters: dict[str, dict[str, int]] = {}
         self.findings: list[Finding] = []
         self.printed = ""
 
@@ -120,6 +127,15 @@ class Device:
     def unregister(self, address: int) -> None:
         """Later accesses to the allocation are reported as uses after it was freed."""
         library().emulator_memory_remove(self._machine, address)
+
+    def own(self, tensor: Any, rank: int) -> None:
+        """Says whose memory a tensor is: bytes that other ranks read or write there count as a peer's."""
+        library().emulator_own(self._machine, address_of(tensor), int(tensor.nbytes), rank)
+
+    def trace(self) -> str:
+        """What the launches since the last call did, as JSON for Chrome's or Perfetto's viewer: one track per warp, by role,
+        with every wait named by the functions around it. Empty without ``trace=True``."""
+        return bytes(library().emulator_trace(self._machine)).decode()
 
     def register_tensor(self, tensor: Any, name: str) -> None:
         if hasattr(tensor, "untyped_storage"):
@@ -165,7 +181,7 @@ class Device:
         done = library().emulator_run(self._machine)
         failure = "" if done else error_text()
         report = json.loads(library().emulator_report(self._machine))
-        self.counters = report["counters"]
+        self.counters, self.role_counters = report["counters"], report["roles"]
         self.findings = [Finding(**entry) for entry in report["findings"]]
         self.printed = report["printed"]
         if not done:

@@ -6,12 +6,19 @@ it has seen.
 
 from __future__ import annotations
 
+import atexit
 import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from deep_gemm_k3 import envs
 from deep_gemm_k3.emulator._library import library
 from deep_gemm_k3.emulator.device import ADVERSARIES
+
+# Warps of a CTA of the fused kernel, in order; the last one exists on sm_100a only.
+PACKAGE_ROLES = "math*8,producer,dispatch*3,issue"
 
 
 def configure(seed: int = 0, adversary: str = "random", race_detection: bool = False, quantum: int = 0) -> None:
@@ -21,11 +28,51 @@ def configure(seed: int = 0, adversary: str = "random", race_detection: bool = F
     library().emulator_service_configure(seed, ADVERSARIES.index(adversary), int(race_detection), quantum)
 
 
+@cache
+def _observe_once() -> None:
+    """Roles from the first kernel on, and a trace of the process's calls where DGK3_EMULATOR_TRACE names a file."""
+    path = envs.EMULATOR_TRACE.get()
+    observe(trace=bool(path))
+    if path:
+        atexit.register(_write_trace, path)
+
+
 def apply_environment() -> None:
-    """Follows DGK3_EMULATOR_SEED, DGK3_EMULATOR_ADVERSARY and DGK3_EMULATOR_RACES where one of them is set."""
+    """Follows the variables DGK3_EMULATOR_* where one of them is set."""
+    _observe_once()
     knobs = (envs.EMULATOR_SEED, envs.EMULATOR_ADVERSARY, envs.EMULATOR_RACES)
     if any(knob.is_set() for knob in knobs):
         configure(envs.EMULATOR_SEED.get(), envs.EMULATOR_ADVERSARY.get(), envs.EMULATOR_RACES.get())
+
+
+def observe(trace: bool = False, roles: str = PACKAGE_ROLES) -> None:
+    """Names the roles of a CTA's warps and says whether to keep a trace, from the next call on."""
+    if not library().emulator_service_observe(roles.encode(), int(trace)):
+        raise ValueError(f"roles: wanted name*count,name,..., given {roles!r}")
+
+
+class Ownership:
+    """Memory that rank r of a group has at ``bases[r]``: what other ranks read or write there counts as a peer's, as long as
+    this object lives."""
+
+    def __init__(self, bases: Sequence[int], num_bytes: int) -> None:
+        self._bases = list(bases)
+        self._tell = library().emulator_service_own
+        for rank, base in enumerate(self._bases):
+            self._tell(base, num_bytes, rank)
+
+    def __del__(self) -> None:
+        for base in self._bases:
+            self._tell(base, 0, 0)
+
+
+def trace() -> str:
+    """What calls did since the last ``clear`` or ``trace``, as JSON for Chrome's or Perfetto's viewer."""
+    return bytes(library().emulator_service_trace()).decode()
+
+
+def _write_trace(path: str) -> None:
+    Path(path).write_text(trace())
 
 
 def report() -> dict[str, Any]:

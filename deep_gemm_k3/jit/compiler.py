@@ -17,6 +17,7 @@ from deep_gemm_k3.jit.toolchain import MENDING, Toolchain, ToolchainError, find_
 
 # What decides the result, paths excepted. ptxas' -v puts registers, spills and stack into the log.
 NVRTC_FLAGS = ("--std=c++20", "--ptxas-options=-v", "--no-cache")
+PTX_ONLY_FLAGS = ("--generate-line-info",)  # source lines and functions for the emulator's reports; no other effect
 NVCC_FLAGS = ("-std=c++20", "-Xptxas=-v", "--expt-relaxed-constexpr")
 
 _ENTRY = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$.]+)", re.MULTILINE)
@@ -120,14 +121,15 @@ class NvrtcCompiler:
 
     @property
     def identity(self) -> str:
-        return f"{self.toolchain.nvrtc_identity} {' '.join(NVRTC_FLAGS)}"
+        return f"{self.toolchain.nvrtc_identity} {' '.join(NVRTC_FLAGS + PTX_ONLY_FLAGS)}"
 
     def compile(self, source: KernelSource) -> Artefact:
         from cuda.bindings import nvrtc
 
         includes = [f"--include-path={path}" for path in (INCLUDE_DIR, *self.toolchain.include_dirs)]
         arch = source.arch.replace("sm_", "compute_") if source.ptx_only else source.arch
-        options = [f"--gpu-architecture={arch}", *NVRTC_FLAGS, *includes]
+        lines = PTX_ONLY_FLAGS if source.ptx_only else ()
+        options = [f"--gpu-architecture={arch}", *NVRTC_FLAGS, *lines, *includes]
         start = time.perf_counter()
         name = f"{source.name}_{source.arch}.cu".encode()
         program = _ok(nvrtc.nvrtcCreateProgram(source.text.encode(), name, 0, [], []))
@@ -193,7 +195,7 @@ class NvccCompiler:
 
     @property
     def identity(self) -> str:
-        return f"nvcc {self._version} {self.toolchain.headers_identity} {' '.join(NVCC_FLAGS)}"
+        return f"nvcc {self._version} {self.toolchain.headers_identity} {' '.join(NVCC_FLAGS + PTX_ONLY_FLAGS)}"
 
     def _run(self, source: KernelSource, options: Sequence[str], output: Path) -> str:
         includes = [f"-I{path}" for path in (INCLUDE_DIR, *self.toolchain.include_dirs)]
@@ -219,7 +221,8 @@ class NvccCompiler:
         with tempfile.TemporaryDirectory(prefix="deep_gemm_k3_") as scratch:
             directory = Path(scratch)
             (directory / "kernel.cu").write_text(source.text)
-            log = self._run(source, ["--ptx"], directory / "kernel.ptx")
+            lines = PTX_ONLY_FLAGS if source.ptx_only else ()
+            log = self._run(source, ["--ptx", *lines], directory / "kernel.ptx")
             log += "" if source.ptx_only else self._run(source, ["--cubin"], directory / "kernel.cubin")
             ptx = (directory / "kernel.ptx").read_text()
             cubin = b"" if source.ptx_only else (directory / "kernel.cubin").read_bytes()

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..emulator.service import Ownership
 from .group import Group, GroupError
 from .process_group import ProcessGroupAdapter
 from .processes import machine
@@ -43,8 +44,12 @@ def allocate(group: Group, device: torch.device, num_bytes: int, tag: str) -> Ra
             return _symmetric_memory(group, device, num_bytes, tag)
         return _local(group, lambda: _cuda_zeros(device, num_bytes), tag, device)
     if group.is_local:
-        return _local(group, lambda: _mapped(_private(num_bytes)), tag, device)
-    return _memory_files(group, num_bytes, tag)
+        memory = _local(group, lambda: _mapped(_private(num_bytes)), tag, device)
+    else:
+        memory = _memory_files(group, num_bytes, tag)
+    if group.size > 1:
+        memory.keep.append(Ownership(memory.bases, num_bytes))
+    return memory
 
 
 def refusing(group: Group, action: Callable[[], T], tag: str) -> T:

@@ -56,6 +56,30 @@ CASES = [
 ]  # fmt: skip
 
 
+def compile_all(cases: list[Case]) -> str:
+    """Compiles what the cases run on a GPU, all kernels at once."""
+    from deep_gemm_k3.jit.kernel import default_store
+    from deep_gemm_k3.jit.source import KernelSource
+    from deep_gemm_k3.jit.warmup import warm_up
+    from deep_gemm_k3.mega.plan import all_configs
+
+    outputs = {"routed": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
+    sources = []
+    for case in cases:
+        s = case.shape
+        problem = {
+            "num_ranks": s.ranks, "num_experts": s.experts, "num_topk": s.topk, "hidden": s.hidden,
+            "intermediate_hidden": s.intermediate, "num_max_tokens_per_rank": 384, "target": "sm_90a", "num_sms": NUM_SMS,
+            "has_statistics": True, "whole_device": False, "num_max_shared_tokens": s.shared_tokens,
+            "shared_intermediate_hidden": s.shared_intermediate, "shared_output": outputs[case.mode],
+            "activation": case.options.activation, "has_clamp": case.options.activation_clamp is not None,
+            "fast_math": case.fast_math, "shared_hidden": 0 if case.mode == "routed" else s.shared_hidden,
+            "overrides": OVERRIDES,
+        }  # fmt: skip
+        sources += [KernelSource("mega_sm90", "sm_90a", config["literal"]) for config in all_configs(problem)]
+    return str(warm_up(sources, default_store()))
+
+
 def run_case(case: Case, device: str) -> list[RankResult]:
     """All ranks' results of one call, on the CPU."""
     session = Session(case.shape, device=device, num_sms=NUM_SMS)

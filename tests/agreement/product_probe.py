@@ -76,6 +76,7 @@ MMA(mma_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 MMA(mma_f16, "m16n8k16.row.col.f32.f16.f16.f32")
 MMA(mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
 MMA(mma_e4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32")
+MMA(mma_e5m2, "m16n8k32.row.col.f32.e5m2.e5m2.f32")
 """
 
 
@@ -100,7 +101,7 @@ FORMATS = {
     "bf16": Format(16, 8, 7), "f16": Format(16, 5, 10), "tf32": Format(32, 8, 10), "e4m3": Format(8, 4, 3),
     "e5m2": Format(8, 5, 2),
 }  # fmt: skip
-PROBES = ("wgmma_bf16", "wgmma_f16", "wgmma_tf32", "wgmma_e4m3", "wgmma_e5m2", "mma_bf16", "mma_f16", "mma_tf32", "mma_e4m3")  # fmt: skip
+PROBES = ("wgmma_bf16", "wgmma_f16", "wgmma_tf32", "wgmma_e4m3", "wgmma_e5m2", "mma_bf16", "mma_f16", "mma_tf32", "mma_e4m3", "mma_e5m2")  # fmt: skip
 FAMILIES = ("near", "far", "far_accumulator", "large_accumulator", "cancelling", "chain", "tiny", "special", "sparse")
 
 
@@ -285,3 +286,9 @@ def run(where: str, probe: str, case: Case) -> Words:
 
 def digest(bits: Words) -> str:
     return hashlib.sha256(np.ascontiguousarray(bits).tobytes()).hexdigest()
+
+
+def bf16_values(words: Words) -> NDArray[np.float32]:
+    """The BF16 elements of words [..., n] as singles [..., 2 n]."""
+    halves = np.stack((words << np.uint32(16), words & np.uint32(0xFFFF0000)), axis=-1)
+    return halves.reshape(*words.shape[:-1], -1).view(np.float32)

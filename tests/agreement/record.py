@@ -19,7 +19,7 @@ import numpy as np
 import product_probe
 
 TILES = 2
-ROWS = {"wgmma_bf16": 16}
+ROWS = {"wgmma_bf16": 16, "mma_e4m3": 16}
 
 
 def record_products(where: str) -> dict[str, Any]:
@@ -66,6 +66,8 @@ def main() -> None:
         arguments.out.write_text(json.dumps(record, indent=1))
     if arguments.only != "products":
         record["calls"] = {}
+        if where == "cuda":
+            print(kernel_cases.compile_all(kernel_cases.CASES))
         for case in kernel_cases.CASES:
             if time.monotonic() - started > arguments.seconds:
                 print(f"{case.name}: no time left")
