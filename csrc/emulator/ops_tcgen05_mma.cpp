@@ -36,8 +36,9 @@ TensorProduct read_operands(Warp& w, const Inst& in, int lane) {
         for (u32 i = 0; i < (p.pair ? 8u : 4u); ++i)
             p.disabled[i] = w.row<u32>(w.extra(in, at.mask + i))[lane];
     if (p.scale_blocks) {
-        p.scale_a = static_cast<u32>(extra_address(w, in, at.scales, lane));
-        p.scale_b = static_cast<u32>(extra_address(w, in, at.scales + 2, lane));
+        // the two highest bits may repeat the number of the scale factor that the instruction descriptor gives
+        p.scale_a = static_cast<u32>(extra_address(w, in, at.scales, lane)) & 0x3fffffff;
+        p.scale_b = static_cast<u32>(extra_address(w, in, at.scales + 2, lane)) & 0x3fffffff;
     }
     p.accumulate = w.predicate(w.extra(in, at.accumulate)) >> lane & 1;
     p.ctas[0] = w.cta;
