@@ -142,9 +142,9 @@ def table() -> tuple[Variable[object], ...]:
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def disable_multicast() -> None:
-    """Keep torch and NCCL from setting up NVLink multicast in this process; to be called before CUDA starts."""
-    os.environ.update(_NO_MULTICAST)
+def prepare_cuda_rank() -> None:
+    """For a process that is one rank of several, before CUDA starts: no multicast, and kernels loaded when they are used."""
+    os.environ.update(_NO_MULTICAST, CUDA_MODULE_LOADING="LAZY")
 
 
 def child_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -83,10 +83,10 @@ struct AsyncOp {
     std::shared_ptr<AsyncStamp> stamp;              // with race detection
     const char* what = "";
     u32 pc = 0;
-    u8 role = 0xff;                                       // of the warp that issued it
-    bool to_shared = false;                               // writes shared memory of its cluster
-    bool in_order = false;                                // tcgen05: after what its thread has issued before
-    std::vector<Cta*> uses;                               // whose memory it uses besides its own CTA's
+    u8 role = 0xff;              // of the warp that issued it
+    bool to_shared = false;      // writes shared memory of its cluster
+    const void* chain = nullptr; // operations of one chain are done in the order of their issue
+    std::vector<Cta*> uses;      // whose memory it uses besides its own CTA's
     std::vector<std::pair<Cta*, std::vector<u32>>> holds; // 16-byte pieces of shared memory that it still reads
 };
 
@@ -132,9 +132,9 @@ struct Warp {
     u32 carry = 0;                            // the condition-code bit of each lane
     std::deque<u32> wgmma_stamps;             // per group not yet waited for, with race detection
     u32 wgmma_stamp = 0, wgmma_done_stamp = 0;
-    std::map<u32, std::shared_ptr<AsyncGroup>> tensor_tail; // per lane: its newest tcgen05 operation
-    std::map<u32, LaneGroups> tensor_stores;                // tcgen05.st, in the entry of lane 0
-    std::vector<u32> tensor_loads;                          // pcs of tcgen05.ld not yet waited for
+    u8 tensor_chain[kLanes] = {};            // its addresses name the chains of tcgen05 operations, one per lane
+    std::map<u32, LaneGroups> tensor_stores; // tcgen05.st, in the entry of lane 0
+    std::vector<u32> tensor_loads;           // pcs of tcgen05.ld not yet waited for
     u32 tensor_load_stamp = 0;
     u8 role = 0xff; // the observer's
     u32 track = 0;  // of the trace, 0: none yet

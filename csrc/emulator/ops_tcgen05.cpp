@@ -159,6 +159,8 @@ void exec_commit(Warp& w, const Inst& in, u32 m) {
         auto op = new_tensor_op(w, lane, "a tcgen05.commit");
         op->to_shared = true;
         op->uses.assign(targets.begin(), targets.end());
+        if (op->stamp)
+            op->stamp->follows_issue = true;
         u32 offset = bar.offset;
         op->write = [=, &machine] {
             for (Cta* cta : targets)

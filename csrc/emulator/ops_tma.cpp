@@ -44,6 +44,7 @@ struct Tile {
                   // not
     u32 shared;   // bytes of the same in shared memory
     u64 bytes;    // of the whole box in shared memory
+    // What is read, and what a load counts at its barrier: the gaps of expanding types are no bytes of it.
     u64 global_bytes() const { return bytes / shared * element; }
 };
 
@@ -263,7 +264,7 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
                 Cta& told = !multicast ? *bar.cta
                             : pair     ? *cta->cluster->ctas[(cta->rank & ~1u) | (bar.cta->rank & 1)]
                                        : *cta;
-                mbarrier_transactions(machine, told, bar.offset, -static_cast<s32>(tile.bytes));
+                mbarrier_transactions(machine, told, bar.offset, -static_cast<s32>(tile.global_bytes()));
             }
         };
         machine.submit(std::move(op));

@@ -238,6 +238,8 @@ void Races::release_async(const AsyncStamp& stamp, const void* object, u64 round
     Knowledge done;
     raise(done.all, 3 * stamp.warp + 1, stamp.count);
     raise(done.all, 3 * stamp.warp + 2, stamp.count);
+    if (stamp.follows_issue)
+        join_clock(done.all, stamp.at_issue.all);
     objects_[{object, round}].join(done);
 }
 

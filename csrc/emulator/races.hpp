@@ -32,6 +32,7 @@ struct Residence {
 struct AsyncStamp { // of one asynchronous operation
     u32 warp = 0, count = 0;
     Knowledge at_issue;
+    bool follows_issue = false; // it completes what its thread issued before, so all that the thread knew then
 };
 
 class Races {

@@ -43,6 +43,10 @@ void Machine::submit(std::unique_ptr<AsyncOp> op) {
 
 // Performs the reading half, or all of it when both halves come at once.
 void Machine::complete_async(size_t index) {
+    const void* chain = async[index]->chain;
+    for (size_t first = 0; chain && first < index; ++first)
+        if (async[first]->chain == chain)
+            index = first;
     for (auto& group : async[index]->after) {
         if (!group->pending)
             continue;
@@ -268,7 +272,8 @@ bool Machine::step() {
         runnable.pop_back();
         warp->queued = false;
     }
-    if (epoch != progress_epoch)
+    if (epoch != progress_epoch ||
+        counters.instructions < progress_instructions) // counters may be cleared between calls
         progress_epoch = epoch, progress_instructions = counters.instructions;
     if (counters.instructions - progress_instructions > kLivelockInstructions)
         throw Fault("livelock", "a thousand million instructions without any effect, by " + who(*warp));

@@ -80,17 +80,12 @@ void note_tensor(Warp& w, AsyncOp& op, Cta& cta, LaneRange lanes, LaneRange colu
         memory.order.resize(kTensorColumns * 4, 0);
     for (u32 quarter = lanes.first / 32; quarter * 32 < lanes.first + lanes.count; ++quarter)
         w.machine->races->tensor_access(w, *op.stamp, memory.order.data() + quarter * kTensorColumns + columns.first,
-            columns.count, is_write, op.in_order);
+            columns.count, is_write, op.chain != nullptr);
 }
 
 std::unique_ptr<AsyncOp> new_tensor_op(Warp& w, int lane, const char* what) {
     auto op = new_op(w, what);
-    op->group = std::make_shared<AsyncGroup>();
-    op->in_order = true;
-    auto& tail = w.tensor_tail[static_cast<u32>(lane)];
-    if (tail && tail->pending)
-        op->after.push_back(tail);
-    tail = op->group;
+    op->chain = &w.tensor_chain[lane];
     return op;
 }
 

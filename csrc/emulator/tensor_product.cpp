@@ -82,22 +82,40 @@ void widen_piece(const u8* piece, TensorElement type, TensorKind kind, double* o
     }
 }
 
+namespace {
+
+using Quad = double __attribute__((vector_size(32)));
+
+inline Quad load_quad(const double* p) {
+    Quad x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+inline Quad fused(Quad x, double y, Quad z) {
+    Quad out;
+    for (int i = 0; i < 4; ++i)
+        out[i] = __builtin_fma(x[i], y, z[i]);
+    return out;
+}
+
+} // namespace
+
+// Tiles of 4 x 8 whose sums stay in registers.
 void multiply(double* sums, const double* a, const double* b, u32 m, u32 n, u32 k) {
-    constexpr u32 kRows = 4, kColumns = 8;
-    for (u32 j = 0; j < n; j += kRows)
-        for (u32 i = 0; i < m; i += kColumns) {
-            double sum[kRows][kColumns] = {};
+    for (u32 i = 0; i < m; i += 8)
+        for (u32 j = 0; j < n; j += 4) {
+            Quad sum[4][2] = {};
             for (u32 t = 0; t < k; ++t) {
-                const double* x = a + t * m + i;
-                for (u32 r = 0; r < kRows; ++r) {
+                Quad low = load_quad(a + t * m + i), high = load_quad(a + t * m + i + 4);
+                for (u32 r = 0; r < 4; ++r) {
                     double y = b[(j + r) * k + t];
-                    for (u32 c = 0; c < kColumns; ++c)
-                        sum[r][c] = __builtin_fma(x[c], y, sum[r][c]);
+                    sum[r][0] = fused(low, y, sum[r][0]);
+                    sum[r][1] = fused(high, y, sum[r][1]);
                 }
             }
-            for (u32 r = 0; r < kRows; ++r)
-                for (u32 c = 0; c < kColumns; ++c)
-                    sums[(j + r) * m + i + c] = sum[r][c];
+            for (u32 r = 0; r < 4; ++r)
+                std::memcpy(sums + (j + r) * m + i, sum[r], sizeof(sum[r]));
         }
 }
 

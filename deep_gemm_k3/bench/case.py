@@ -136,13 +136,20 @@ class Case:
             value = getattr(routed, name)
             getattr(self.buffer, name)[: value.size(0)].copy_(value)
 
+    def renew_inputs(self, routed: RoutedInput) -> None:
+        """`fill` and `clear`."""
+        self.fill(routed)
+        self.clear()
+
     def clear(self) -> None:
-        """Overwrite the outputs, so that a call that wrote nothing cannot pass a check."""
+        """Overwrite the outputs, so that a call that wrote nothing cannot pass a check; done when this returns, since
+        peers write there too."""
         self.y.fill_(float("nan"))
         if self.shared_y is not None and self.mode == "dense":
             self.shared_y.fill_(float("nan"))
         if self.published is not None:
             self.published.workspace.fill_(float("nan"))
+        self.settle()
 
     def call(self, number: int) -> None:
         l1, l2 = self.data.routed_set(number)

@@ -69,11 +69,15 @@ class Bench:
 
     def destroy(self) -> None:
         if self.cases:
-            self.world.run(lambda _, rank: self.cases[rank].destroy())
+            self.together(lambda case: case.destroy())
             self.cases = {}
 
     def each(self, action: Callable[[Case], T]) -> list[T]:
-        """On the ranks of this process; all ranks come together before and after."""
+        """On the ranks of this process, which need not wait for others."""
+        return self.world.run(lambda _, rank: action(self.cases[rank]))
+
+    def together(self, action: Callable[[Case], T]) -> list[T]:
+        """`each` once all ranks have come to it."""
         return self.world.together(lambda rank: action(self.cases[rank]))
 
     def _inputs(self, seed: int, routing: str) -> tuple[list[RoutedInput], dict[int, Expected]]:
@@ -88,10 +92,8 @@ class Bench:
     def run_checked(self, seed: int, routing: str) -> tuple[float, list[list[torch.Tensor]]]:
         """New inputs, one call, the oracle's verdict: the error, and the outputs that later calls must repeat."""
         inputs, wanted = self._inputs(seed, routing)
-        self.each(lambda case: case.fill(inputs[case.rank]))
-        self.each(lambda case: case.clear())
-        self.each(lambda case: case.settle())
-        self.each(lambda case: case.call_and_settle())
+        self.each(lambda case: case.renew_inputs(inputs[case.rank]))
+        self.together(lambda case: case.call_and_settle())  # peers write into what was just cleared
         errors = self.world.agreed(lambda: [compare(case, wanted[rank]) for rank, case in self.cases.items()])
         return max(errors), [[t.clone() for t in case.outputs()] for case in self.cases.values()]
 
@@ -122,11 +124,11 @@ class Bench:
             found.loads.append(self._load(seed, effort.routing))
             if len(found.errors) == 1:  # after the first call, which compiles
                 self.each(lambda case: timers[case.rank].prepare())
-            times = self.each(lambda case: repeated(timers[case.rank], effort.replays))
+            times = self.together(lambda case: repeated(timers[case.rank], effort.replays))
             found.graph.append(slowest(self.world.gather(times)))
             self.recheck(outputs)
             if effort.eager:
-                times = self.each(lambda case: timers[case.rank].eager(effort.eager))
+                times = self.together(lambda case: timers[case.rank].eager(effort.eager))
                 found.eager.append(slowest(self.world.gather(times)))
                 self.recheck(outputs)
         return self._record(mode, plan, effort, found, ceilings)
@@ -140,11 +142,11 @@ class Bench:
             timers[mode] = self.timers(mode, effort)
             outputs[mode] = self.run_checked(effort.seeds[0], effort.routing)[1]
             self.each(lambda case, mode=mode: timers[mode][case.rank].prepare())  # type: ignore[misc]
-        taken = self.each(lambda case: interleaved([timers[mode][case.rank] for mode in modes], rounds))
+        taken = self.together(lambda case: interleaved([timers[mode][case.rank] for mode in modes], rounds))
         for mode in modes:
             self.each(lambda case, mode=mode: case.use(mode))  # type: ignore[misc]
             self.each(lambda case: case.clear())
-            self.each(lambda case, mode=mode: timers[mode][case.rank].queue())  # type: ignore[misc]
+            self.together(lambda case, mode=mode: timers[mode][case.rank].queue())  # type: ignore[misc]
             self.recheck(outputs[mode])
         by_rank = self.world.gather(taken)
         return {

@@ -41,10 +41,13 @@ def sweep(data: Row) -> str:
     """Everything fused and the routed part alone over tokens; the unfused sums where they were timed."""
     rows = data["rows"]
     alone = {r["shape"]["tokens"]: r["us"] for r in rows if r["mode"] == "routed"}
+    turns = {r["shape"]["tokens"]: r["in_turns_us"] for r in rows if r.get("in_turns_us")}
     text = ""
     for mode in [m for m in dict.fromkeys(r["mode"] for r in rows) if m != "routed"]:
         chosen = [r for r in rows if r["mode"] == mode]
-        head = ["tokens", f"everything fused, {mode}, us", "routed alone, us", "floors: memory / tensor, us"]
+        head = ["tokens", f"everything fused, {mode}, us", "routed alone, us"]
+        head += ["both, sustained, us"] if turns else []
+        head += ["floors: memory / tensor, us"]
         head += ["of the floor", "best public, routed alone, us", "goal, us"]
         compared = any("baselines" in r for r in chosen)
         if compared:
@@ -55,6 +58,8 @@ def sweep(data: Row) -> str:
         for row in chosen:
             tokens = row["shape"]["tokens"]
             cells = [f"{tokens}", f"{row['us']:.1f}", f"{alone[tokens]:.1f}" if tokens in alone else ""]
+            if turns:
+                cells.append(" / ".join(f"{turns.get(tokens, {}).get(m, 0):.1f}" for m in (mode, "routed")))
             cells += [*_floors(row), *_peers(row)]
             if compared:
                 cells += _sums(row)

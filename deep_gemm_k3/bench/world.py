@@ -39,15 +39,12 @@ class World:
         return [refusing(group, lambda: action(group, group.rank), "bench")]
 
     def together(self, action: Callable[[int], T]) -> list[T]:
-        """`run` between two barriers of all ranks."""
+        """`run` once all ranks have come here."""
 
         def one(group: Any, rank: int) -> T:
             if group is not None:
                 group.barrier("bench: begin", _PATIENCE_S)
-            result = action(rank)
-            if group is not None:
-                group.barrier("bench: end", _PATIENCE_S)
-            return result
+            return action(rank)
 
         return self.run(one)
 

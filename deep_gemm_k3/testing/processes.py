@@ -30,7 +30,7 @@ START_S = 120.0
 GRACE_S = 30.0
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "deep_gemm_k3.mega.buffer", "deep_gemm_k3.mega.first_call"])
+_context.set_forkserver_preload(["torch.distributed", "deep_gemm_k3.testing.runner", "deep_gemm_k3.mega.first_call"])
 
 
 @dataclass
@@ -192,7 +192,7 @@ def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend
 
 def _join(port: int, rank: int, size: int, backend: str) -> None:
     if backend == "nccl":
-        envs.disable_multicast()
+        envs.prepare_cuda_rank()
         torch.cuda.set_device(rank)
     patience = timedelta(seconds=START_S)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)

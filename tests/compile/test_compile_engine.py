@@ -4,8 +4,10 @@ another because the compiler could not prove that the warps stay together."""
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
+from machine_code import TO_UNIFORM_REGISTER, WGMMA, operations
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import KernelSource, NvrtcCompiler
@@ -48,3 +50,15 @@ def test_no_spill_and_no_serialised_wgmma(changed: dict[str, int], max_spill_byt
     assert max(made.resources.spill_stores, made.resources.spill_loads) <= max_spill_bytes
     # ptxas says "wgmma.mma_async instructions are serialized" and why.
     assert "serialized" not in made.log
+    assert not _moves_between_wgmmas(made.cubin)
+
+
+def _moves_between_wgmmas(cubin: bytes) -> int:
+    """Moves to uniform registers inside mainloops. There are some when the assembler cannot prove that a warp stays together,
+    as after a branch on a thread's index; every wgmma then waits for its descriptor."""
+    code, num_moves = operations(cubin), 0
+    places = [at for at, operation in enumerate(code) if operation == WGMMA]
+    for begin, end in pairwise(places):
+        if end - begin < 100:
+            num_moves += code[begin:end].count(TO_UNIFORM_REGISTER)
+    return num_moves

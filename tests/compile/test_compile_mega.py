@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 
 import pytest
+from machine_code import LOAD_GLOBAL, instructions
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
@@ -50,21 +50,13 @@ def test_no_trap_is_compiled_in(mega: Artefact) -> None:
 
 
 def _strong_loads(cubin: bytes) -> list[int]:
-    """Widths in bits of the loads at system scope in an sm_90 cubin. An instruction is 128 bits: the low 12 bits of the
-    first half say LDG (0x981); of the second half, bits 9 to 11 hold the width (4, 5, 6: 32, 64, 128 bits) and bits 12
-    to 20 the order and scope (0x1F5: strong, system)."""
-    section_offset = struct.unpack_from("<Q", cubin, 40)[0]
-    size, count = struct.unpack_from("<HH", cubin, 58)
-    widths = []
-    for i in range(count):
-        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, section_offset + i * size)
-        if kind != 1 or not flags & 4:  # PROGBITS that are executable
-            continue
-        for at in range(begin, begin + length, 16):
-            low, high = struct.unpack_from("<QQ", cubin, at)
-            if low & 0xFFF == 0x981 and high >> 12 & 0x1FF == 0x1F5:
-                widths.append(1 << (high >> 9 & 7) + 1)
-    return widths
+    """Widths in bits of the loads at system scope: bits 9 to 11 of the second half hold the width (4, 5, 6: 32, 64, 128
+    bits), bits 12 to 20 order and scope (0x1F5: strong, system)."""
+    return [
+        1 << (high >> 9 & 7) + 1
+        for low, high in instructions(cubin)
+        if low & 0xFFF == LOAD_GLOBAL and high >> 12 & 0x1FF == 0x1F5
+    ]
 
 
 def test_words_that_carry_their_epoch_are_read_whole(mega: Artefact) -> None:

@@ -16,13 +16,13 @@ LOAD = (
     (
         HELPERS
         + """
-extern "C" __global__ void CLUSTER k(const __grid_constant__ uint4_map map, u32* out, int words, int x, int y) {
+extern "C" __global__ void CLUSTER k(const __grid_constant__ uint4_map map, u32* out, int words, int bytes, int x, int y) {
   extern __shared__ __align__(1024) u32 box[];
   u32 rank, bar = sptr(box) + 4 * words; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.mbarrier_init.release.cluster;" :: "r"(bar) : "memory");
   asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
   if (threadIdx.x == 0) {
-    if (EXPECTS) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(4 * words * COUNT) : "memory");
+    if (EXPECTS) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes * COUNT) : "memory");
     if (LOADS) asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytesMODS [%0], [%1, {%2, %3}], [%4]MASK;" :: "r"(sptr(box)), "l"(&map), "r"(x), "r"(y + (int)rank * 16), "r"(BAR), "h"((unsigned short)3) : "memory");
   }
   if (EXPECTS) wait(bar, 0);
@@ -35,8 +35,11 @@ extern "C" __global__ void CLUSTER k(const __grid_constant__ uint4_map map, u32*
 )
 
 
-def run_load(tensor_map: TensorMap, size: int, x: int, y: int, *, kept: str = "true", form: str = "one") -> np.ndarray:
-    """The shared memory of each CTA after its load; of a pair, the first one's barrier counts both loads."""
+def run_load(
+    tensor_map: TensorMap, size: int, x: int, y: int, *, bits: int = 8, kept: str = "true", form: str = "one"
+) -> np.ndarray:
+    """The shared memory of each CTA after its load; of a pair, the first one's barrier counts both loads. A barrier counts
+    ``bits`` per byte of shared memory: the elements of an expanding type, without their gaps."""
     forms = {
         "one": ("", "", "true", "true", "1", "bar", ""),
         "pair": ("__cluster_dims__(2, 1, 1)", ".cta_group::2", "rank == 0", "true", "2", "bar & 0xfeffffff", ""),
@@ -59,7 +62,7 @@ def run_load(tensor_map: TensorMap, size: int, x: int, y: int, *, kept: str = "t
         "k",
         group,
         32,
-        params=[tensor_map, out, size // 4, x, y],
+        params=[tensor_map, out, size // 4, size * bits // 8, x, y],
         shared_bytes=size + 16,
     )
     assert not device.findings, device.findings
@@ -88,7 +91,7 @@ def test_expanding_types_leave_a_gap_after_sixteen_elements(dtype: str, bits: in
     data = packed_tensor(64, 256, bits)
     tensor_map = TensorMap(data, dtype, [256, 64], [data.shape[1]], [128, 16], swizzle=swizzle)
     kept = f"i % 4 < {bits // 2}"  # what follows the elements has no value: reading it would be a finding
-    got = run_load(tensor_map, 16 * 128, 128, 8, kept=kept, form=form)
+    got = run_load(tensor_map, 16 * 128, 128, 8, bits=bits, kept=kept, form=form)
     for c in range(got.shape[0]):
         first = 8 + (16 * c if form == "pair" else 0)
         want = np.zeros((16, 8, 16), np.uint8)
@@ -102,7 +105,7 @@ def test_expanded_padding_has_no_value() -> None:
     data = packed_tensor(64, 256, 4)
     tensor_map = TensorMap(data, "16u4_align16b", [256, 64], [128], [128, 16])
     with pytest.raises(AssertionError, match="uninitialised-shared"):
-        run_load(tensor_map, 16 * 128, 0, 0)
+        run_load(tensor_map, 16 * 128, 0, 0, bits=4)
 
 
 def test_dense_packed_type_is_copied_as_it_is() -> None:
@@ -117,7 +120,7 @@ def test_dense_packed_type_is_copied_as_it_is() -> None:
 def test_rows_outside_are_zero() -> None:
     data = packed_tensor(64, 256, 4)
     tensor_map = TensorMap(data, "16u4_align16b", [256, 64], [128], [128, 16])
-    got = run_load(tensor_map, 16 * 128, 0, 56, kept="i % 4 < 2")[0].reshape(16, 8, 16)
+    got = run_load(tensor_map, 16 * 128, 0, 56, bits=4, kept="i % 4 < 2")[0].reshape(16, 8, 16)
     assert np.array_equal(got[:8, :, :8], data[56:, :64].reshape(8, 8, 8))
     assert np.all(got[8:] == 0)
 

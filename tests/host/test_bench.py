@@ -265,7 +265,8 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["bench", "table", str(saved)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| tokens | everything fused, dense, us | routed alone, us |")
-    assert lines[2].startswith(f"| 1 | {rows[0]['us']:.1f} | {rows[1]['us']:.1f} |")
+    sustained = " / ".join(f"{rows[0]['in_turns_us'][mode]:.1f}" for mode in ("dense", "routed"))
+    assert lines[2].startswith(f"| 1 | {rows[0]['us']:.1f} | {rows[1]['us']:.1f} | {sustained} |")
 
 
 def test_cost_and_tune_runs(tmp_path: Path) -> None:

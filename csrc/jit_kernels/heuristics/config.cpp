@@ -72,6 +72,12 @@ int ctas_per_sm(const Problem& problem, const DeviceFacts& device, const TileSha
     return chosen(problem.overrides.num_ctas_per_sm, fits_two ? 2 : 1);
 }
 
+// On SM100 two CTAs multiply a tile together where the grid is even: each needs half of the tokens' bytes.
+int cluster_ctas(const Problem& problem, const DeviceFacts& device) {
+    const bool pairs = device.arch == Architecture::kSM100 && device.num_sms % 2 == 0;
+    return pairs ? chosen(problem.overrides.num_cluster_ctas, 2) : 1;
+}
+
 // Non-empty experts of this rank, in expectation over uniform routing.
 double expected_blocks(const Problem& problem, int tile_tokens) {
     const double experts = std::max(problem.shape.num_experts, 1);
@@ -86,7 +92,9 @@ Load routed_load(const Problem& problem, const DeviceFacts& device) {
     const double mean = expected_tokens_per_expert(problem);
     const int tokens = chosen(problem.overrides.routed_tokens,
         problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean));
-    Load load{.tile = {.num_rows = 256, .num_tokens = tokens, .num_k = 128}, .num_l1_tiles = 0, .num_l2_tiles = 0};
+    Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
+        .num_l1_tiles = 0,
+        .num_l2_tiles = 0};
     const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
     load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shape.hidden, load.tile.num_rows));
@@ -110,8 +118,9 @@ int shared_tokens_for_sm100(int num_tokens) {
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, int num_ctas_per_sm) {
     const bool is_sm100 = device.arch == Architecture::kSM100;
-    Load load{
-        .tile = {.num_rows = is_sm100 ? 256 : 128, .num_tokens = 0, .num_k = 64}, .num_l1_tiles = 0, .num_l2_tiles = 0};
+    Load load{.tile = {.num_rows = is_sm100 ? 256 * cluster_ctas(problem, device) : 128, .num_tokens = 0, .num_k = 64},
+        .num_l1_tiles = 0,
+        .num_l2_tiles = 0};
     if (problem.shared_output == SharedOutput::kNone)
         return load;
     if (problem.batch_invariant)
@@ -135,13 +144,14 @@ struct Cut {
     int num_tiles;
     int k;
     double task_bytes; // weights one task streams
+    int num_ctas;      // that work on a tile together
     int num_splits = 1;
 
     bool can_double() const {
         const int doubled = 2 * num_splits;
         return num_tiles > 0 && doubled <= kMaxSplits && k / 128 / doubled >= kMinUnitsPerSplit &&
-               tile.num_rows * tile.num_tokens <= plan::kMaxSplitTileElements &&
-               num_tiles * doubled <= plan::kMaxSplitTasks / 2;
+               tile.num_rows / num_ctas * tile.num_tokens <= plan::kMaxSplitTileElements &&
+               num_tiles * doubled * num_ctas <= plan::kMaxSplitTasks / 2;
     }
 };
 
@@ -152,7 +162,8 @@ void balance(Cut& a, Cut& b, int num_ctas) {
         for (Cut* cut : {&a, &b}) {
             const int total =
                 a.num_tiles * a.num_splits + b.num_tiles * b.num_splits + cut->num_tiles * cut->num_splits;
-            if (cut->can_double() && total <= num_ctas && (!longest || cut->task_bytes > longest->task_bytes))
+            if (cut->can_double() && total * cut->num_ctas <= num_ctas &&
+                (!longest || cut->task_bytes > longest->task_bytes))
                 longest = cut;
         }
         if (!longest)
@@ -162,20 +173,29 @@ void balance(Cut& a, Cut& b, int num_ctas) {
     }
 }
 
-SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load& shared, int num_ctas) {
+struct Grid {
+    int num_ctas;
+    int ctas_per_tile;
+};
+
+SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load& shared, const Grid& grid) {
     if (problem.batch_invariant)
         return {.routed_l1 = 1, .routed_l2 = 1, .shared_l1 = 1, .shared_l2 = 1};
     const BufferShape& shape = problem.shape;
     constexpr double kRoutedBytes = 0.53125, kSharedBytes = 2; // per weight
-    const auto cut = [](const Load& load, int num_tiles, int k, double bytes) {
-        return Cut{.tile = load.tile, .num_tiles = num_tiles, .k = k, .task_bytes = bytes * load.tile.num_rows * k};
+    const auto cut = [&](const Load& load, int num_tiles, int k, double bytes) {
+        return Cut{.tile = load.tile,
+            .num_tiles = num_tiles,
+            .k = k,
+            .task_bytes = bytes * load.tile.num_rows * k,
+            .num_ctas = grid.ctas_per_tile};
     };
     Cut routed_l1 = cut(routed, routed.num_l1_tiles, shape.hidden, kRoutedBytes);
     Cut routed_l2 = cut(routed, routed.num_l2_tiles, shape.intermediate, kRoutedBytes);
     Cut shared_l1 = cut(shared, shared.num_l1_tiles, problem.shared_hidden, kSharedBytes);
     Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
-    balance(routed_l1, shared_l1, num_ctas);
-    balance(routed_l2, shared_l2, num_ctas);
+    balance(routed_l1, shared_l1, grid.num_ctas);
+    balance(routed_l2, shared_l2, grid.num_ctas);
     const SplitCounts& wanted = problem.overrides.splits;
     return {.routed_l1 = chosen(wanted.routed_l1, routed_l1.num_splits),
         .routed_l2 = chosen(wanted.routed_l2, routed_l2.num_splits),
@@ -184,7 +204,7 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
 }
 
 Config combine(const Problem& problem, const DeviceFacts& device, const Load& routed, const Load& shared) {
-    const int per_sm = ctas_per_sm(problem, device, routed.tile);
+    const int per_sm = ctas_per_sm(problem, device, routed.tile), per_tile = cluster_ctas(problem, device);
     Config config{.arch = device.arch,
         .shape = problem.shape,
         .shared_hidden = problem.shared_output == SharedOutput::kNone ? 0 : problem.shared_hidden,
@@ -196,11 +216,13 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .has_statistics = problem.has_statistics,
         .routed_tile = routed.tile,
         .shared_tile = shared.tile,
-        .splits = choose_splits(problem, routed, shared, std::max(device.num_sms, 1) * per_sm),
+        .splits = choose_splits(
+            problem, routed, shared, {.num_ctas = std::max(device.num_sms, 1) * per_sm, .ctas_per_tile = per_tile}),
         .num_stages = 1,
         .num_math_warpgroups = kNumMathWarpgroups,
         .num_threads = device.arch == Architecture::kSM100 ? kNumThreadsSM100 : kNumThreads,
-        .num_ctas_per_sm = per_sm};
+        .num_ctas_per_sm = per_sm,
+        .num_cluster_ctas = per_tile};
     config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
     return config;
 }

@@ -135,7 +135,8 @@ std::string config_literal(const Config& c) {
         .field("num_stages", c.num_stages)
         .field("num_math_warpgroups", c.num_math_warpgroups)
         .field("num_threads", c.num_threads)
-        .field("num_ctas_per_sm", c.num_ctas_per_sm);
+        .field("num_ctas_per_sm", c.num_ctas_per_sm)
+        .field("num_cluster_ctas", c.num_cluster_ctas);
     return config.text();
 }
 
@@ -148,7 +149,7 @@ json::Value config_json(const Config& c) {
         {"splits", Object{{"routed_l1", c.splits.routed_l1}, {"routed_l2", c.splits.routed_l2},
                        {"shared_l1", c.splits.shared_l1}, {"shared_l2", c.splits.shared_l2}}},
         {"num_stages", c.num_stages}, {"num_math_warpgroups", c.num_math_warpgroups}, {"num_threads", c.num_threads},
-        {"num_ctas_per_sm", c.num_ctas_per_sm}};
+        {"num_ctas_per_sm", c.num_ctas_per_sm}, {"num_cluster_ctas", c.num_cluster_ctas}};
 }
 
 BufferShape shape_from_json(const json::Value& given) {
@@ -167,7 +168,7 @@ BufferShape shape_from_json(const json::Value& given) {
 
 json::Value overrides_json(const Overrides& o) {
     return Object{{"routed_tokens", o.routed_tokens}, {"shared_tokens", o.shared_tokens},
-        {"num_ctas_per_sm", o.num_ctas_per_sm}, {"num_stages", o.num_stages},
+        {"num_ctas_per_sm", o.num_ctas_per_sm}, {"num_cluster_ctas", o.num_cluster_ctas}, {"num_stages", o.num_stages},
         {"splits", Object{{"routed_l1", o.splits.routed_l1}, {"routed_l2", o.splits.routed_l2},
                        {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}}};
 }
@@ -176,6 +177,7 @@ Overrides overrides_from_json(const json::Value& given) {
     Overrides overrides{.routed_tokens = given.int_or("routed_tokens", 0),
         .shared_tokens = given.int_or("shared_tokens", 0),
         .num_ctas_per_sm = given.int_or("num_ctas_per_sm", 0),
+        .num_cluster_ctas = given.int_or("num_cluster_ctas", 0),
         .num_stages = given.int_or("num_stages", 0),
         .splits = {}};
     if (const json::Value* splits = given.find("splits"))
@@ -216,8 +218,8 @@ DeviceFacts device_from_json(const json::Value& given) {
 }
 
 json::Value launch_shape(const Config& config, const DeviceFacts& device) {
-    return json::Array{device.num_sms * config.num_ctas_per_sm, 1, 1, config.num_threads, 1, 1, 1, 1, 1,
-        plan::shared_memory_bytes(config)};
+    return json::Array{device.num_sms * config.num_ctas_per_sm, 1, 1, config.num_threads, 1, 1, config.num_cluster_ctas,
+        1, 1, plan::shared_memory_bytes(config)};
 }
 
 json::Value tensor_memory(const Config& config) {

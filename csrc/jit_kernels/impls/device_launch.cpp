@@ -38,7 +38,7 @@ jit::LaunchRequest request_for(const Plan& plan) {
     return {.kernel = plan.kernel,
         .grid = {.x = static_cast<uint32_t>(plan.num_ctas)},
         .block = {.x = static_cast<uint32_t>(plan.config.num_threads)},
-        .cluster = {},
+        .cluster = {.x = static_cast<uint32_t>(plan.config.num_cluster_ctas)},
         .shared_bytes = static_cast<uint32_t>(plan::shared_memory_bytes(plan.config))};
 }
 
@@ -82,20 +82,63 @@ jit::TensorMapSpec code_map(const void* address, int64_t rows, int columns) {
     return spec;
 }
 
-void fill_routed_maps(RoutedMaps& maps, MapCache& cache, jit::Target target, const Plan& plan, const Call& call) {
-    const BufferShape& shape = plan.config.shape;
-    const int64_t num_experts = shape.num_local_experts();
-    maps.l1 = cache.get(
-        code_map(pointer<const void>(call, Tensor::kL1Weights), num_experts * 2 * shape.intermediate, shape.hidden),
-        target, "routed L1");
-    maps.l2 = cache.get(
-        code_map(pointer<const void>(call, Tensor::kL2Weights), num_experts * shape.hidden, shape.intermediate), target,
-        "routed L2");
+// Scale words of a CTA's weight rows, one 128-column unit of one expert at a time.
+jit::TensorMapSpec scale_map(const void* address, int64_t units, int rows) {
+    jit::TensorMapSpec spec;
+    spec.type = jit::TensorMapType::kInt32;
+    spec.address = address;
+    spec.dims[0] = static_cast<uint64_t>(rows);
+    spec.dims[1] = static_cast<uint64_t>(units);
+    spec.strides[0] = static_cast<uint64_t>(rows) * 4;
+    spec.box[0] = plan::kTensorTileRows;
+    spec.box[1] = 1;
+    spec.swizzle = jit::TensorMapSwizzle::kNone;
+    return spec;
+}
+
+// The pool's tiles as lines of 128 bytes, which are in the order of shared memory already.
+jit::TensorMapSpec line_map(const void* address, uint64_t bytes, int box_lines) {
+    constexpr uint32_t kLineBytes = 128;
+    jit::TensorMapSpec spec;
+    spec.type = jit::TensorMapType::kUint8;
+    spec.address = address;
+    spec.dims[0] = kLineBytes;
+    spec.dims[1] = bytes / kLineBytes;
+    spec.strides[0] = kLineBytes;
+    spec.box[0] = kLineBytes;
+    spec.box[1] = static_cast<uint32_t>(box_lines);
+    spec.swizzle = jit::TensorMapSwizzle::kNone;
+    return spec;
+}
+
+struct RoutedTensors {
+    const char* name;
+    Tensor weights, scales;
+    plan::Component tokens;
+    int rows, columns;
+};
+
+void fill_routed_maps(RoutedMaps& maps, MapCache& cache, jit::Target target, const Plan& plan, const Call& call,
+    const RoutedTensors& of) {
+    const Config& c = plan.config;
+    const int64_t num_experts = c.shape.num_local_experts();
+    const int tokens = c.routed_tile.num_tokens;
+    const auto get = [&](const char* what, const jit::TensorMapSpec& spec) {
+        return cache.get(spec, target, (std::string(of.name) + " " + what).c_str());
+    };
+    maps.weights = get("weights", code_map(pointer<const void>(call, of.weights), num_experts * of.rows, of.columns));
+    maps.weight_scales = get("weight scales",
+        scale_map(pointer<const void>(call, of.scales), num_experts * (of.columns / plan::kUnitK), of.rows));
+    const uint8_t* pool = call.buffer->base() + plan::component_offset(c.shape, of.tokens);
+    const uint64_t bytes = plan::component_bytes(c.shape, of.tokens);
+    maps.tokens = get("tokens", line_map(pool, bytes, tokens / c.num_cluster_ctas));
+    maps.token_scales =
+        get("token scales", line_map(pool, bytes, plan::num_scale_blocks(tokens) * plan::kScaleBlockBytes / 128));
 }
 
 void fill_maps(SharedMaps& maps, MapCache& cache, jit::Target target, const Plan& plan, const Call& call) {
     const Config& c = plan.config;
-    const TileShape& tile = c.shared_tile;
+    const TileShape tile = plan::cta_operands(c, c.shared_tile);
     const BufferShape& shape = c.shape;
     const uint8_t* base = call.buffer->base();
     const int64_t num_tokens = call.num_shared_tokens();
@@ -206,8 +249,15 @@ void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) 
     const jit::Target target = jit::kernel(plan.kernel).target;
     if (call.has_shared())
         fill_maps(params.maps, store.maps, target, plan, call);
-    if (plan.config.arch == Architecture::kSM100)
-        fill_routed_maps(params.routed_maps, store.maps, target, plan, call);
+    if (plan.config.arch == Architecture::kSM100) {
+        const BufferShape& shape = plan.config.shape;
+        fill_routed_maps(params.routed_l1, store.maps, target, plan, call,
+            {"routed L1", Tensor::kL1Weights, Tensor::kL1WeightsSf, plan::Component::kPoolX, 2 * shape.intermediate,
+                shape.hidden});
+        fill_routed_maps(params.routed_l2, store.maps, target, plan, call,
+            {"routed L2", Tensor::kL2Weights, Tensor::kL2WeightsSf, plan::Component::kPoolIntermediate, shape.hidden,
+                shape.intermediate});
+    }
     jit::LaunchRequest request = request_for(plan);
     request.params = &params;
     request.params_bytes = sizeof params;

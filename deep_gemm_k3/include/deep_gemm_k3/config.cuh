@@ -30,7 +30,7 @@ struct BufferShape {
 
 // One tile of weights x tokens. Weights are always the MMA's M side, tokens its N side.
 struct TileShape {
-    int num_rows;   // weight rows of one tile
+    int num_rows;   // weight rows of one tile, of all CTAs that multiply it together
     int num_tokens; // tokens of one tile
     int num_k;      // K extent of one pipeline stage
 };
@@ -60,6 +60,7 @@ struct Config {
     int num_math_warpgroups;
     int num_threads;
     int num_ctas_per_sm;
+    int num_cluster_ctas = 1; // CTAs that multiply a tile together: each its rows, all the same tokens. 2 on SM100 only
 
     DG_HOST_DEVICE constexpr bool has_shared() const { return shared_output != SharedOutput::kNone; }
     DG_HOST_DEVICE constexpr bool is_published() const {

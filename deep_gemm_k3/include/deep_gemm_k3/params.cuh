@@ -51,11 +51,13 @@ struct SharedMaps {
     TensorMap l2;           // box {64 k, rows of one tile}
 };
 
-// Tiled maps of the routed weights on SM100 (2-D, 128-byte swizzle): packed E2M1 that spreads to one byte per code in
-// shared memory, box {128 k, 128 rows}, over the rows of all local experts. Zero elsewhere.
+// Tiled maps of a routed GEMM's operands on SM100 (2-D), zero elsewhere.
 struct RoutedMaps {
-    TensorMap l1;
-    TensorMap l2;
+    TensorMap weights;       // packed E2M1 that spreads to a byte per code, 128-byte swizzle, box {128 k, 128 rows},
+                             // over the rows of all local experts
+    TensorMap weight_scales; // int32, box {256 rows, 1}, over [expert and k128 unit, row]
+    TensorMap tokens;        // the pool's tiles as rows of 128 bytes, box {128, tokens of one CTA}
+    TensorMap token_scales;  // the same, box {128, rows of a tile's scales}
 };
 
 struct Params {
@@ -72,7 +74,8 @@ struct Params {
     void* error_record; // pinned host memory, one ErrorRecord (sync/abort.cuh)
     void* timeline;     // debug builds only, else null
     SharedMaps maps;
-    RoutedMaps routed_maps;
+    RoutedMaps routed_l1;
+    RoutedMaps routed_l2;
 };
 
 } // namespace deep_gemm_k3

@@ -163,7 +163,7 @@ struct SharedToOutput {
         for (int m = 0; m < kNumBlocks; ++m) {
             const int first_row =
                 task.row_tile * C.shared_tile.num_rows + (me.warpgroup * kNumBlocks + m) * plan::kUnitRows;
-            if (first_row < C.shared_hidden)
+            if (C.shared_hidden % C.shared_tile.num_rows == 0 || first_row < C.shared_hidden)
                 store(destination, task, acc[0], first_row);
 #pragma unroll
             for (int i = 0; i < kTokens / 2; ++i)

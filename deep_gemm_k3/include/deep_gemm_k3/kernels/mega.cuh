@@ -35,6 +35,7 @@
 #include "../roles/combine.cuh"
 #include "../roles/dispatch.cuh"
 #include "../sched/task.cuh"
+#include "../sync/pair.cuh"
 
 namespace deep_gemm_k3::kernels {
 
@@ -71,7 +72,7 @@ __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uin
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x)
         words[i] = 0;
     Engine::initialize(params, shared);
-    __syncthreads();
+    sync::synchronise<C>();
 }
 
 // Tests only: this rank takes part late.
@@ -123,9 +124,10 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
     start<C, Engine>(params, shared, roles);
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-    if (*reinterpret_cast<const uint32_t*>(roles + plan::roles_memory::kAborted) != 0) {
+    if (sync::started_aborted<C>(roles)) {
         if (threadIdx.x == 0)
             roles::report_abort(make_context<C>(params, shared));
+        sync::synchronise<C>();
         finalize<Engine>(shared);
         return;
     }
@@ -149,7 +151,7 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
                 Engine::issue(ctx);
         }
     }
-    __syncthreads();
+    sync::synchronise<C>();
     finalize<Engine>(shared);
     const sched::Context ctx = make_context<C>(params, shared);
     debug::mark(ctx, debug::Event::kEnd);

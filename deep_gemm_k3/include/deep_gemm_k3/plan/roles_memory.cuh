@@ -21,7 +21,8 @@ constexpr int kRowParts = 24;   // u32: arrivals that one gathered row makes
 constexpr int kIsFaulty = 28;   // u32: a dispatch warp gave up while it built the list
 constexpr int kLocalFault = 32; // sync::LocalFault: the CTA's first failure
 constexpr int kLocalFaultBytes = 32;
-constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
+constexpr int kPeerVerdict = 64; // u32: what the other CTA of a pair says about its list, 0 while it says nothing
+constexpr int kReduction = 128;  // float [2][16]: RMSNorm sums of the math warps
 // Per rank, from the headers.
 constexpr int kRankTokens = 256; // u32 [64]: tokens; bit 31: its rows come as low-latency words
 constexpr int kRankCtas = 512;   // u32 [64]: CTAs

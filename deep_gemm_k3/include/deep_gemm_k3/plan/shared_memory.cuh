@@ -37,15 +37,26 @@ DG_HOST_DEVICE constexpr int routed_token_bytes(const TileShape& t) {
 DG_HOST_DEVICE constexpr int routed_weight_bytes(const TileShape& t) {
     return t.num_rows / kUnitRows * (t.num_k / kUnitK) * kUnitBytes;
 }
-// SM100: E2M1 codes take a byte each in shared memory (16 codes in 8 bytes, then a gap of 8).
-DG_HOST_DEVICE constexpr int expanded_weight_bytes(const TileShape& t) {
-    return t.num_rows * t.num_k;
+// SM100: a CTA's part of a tile's operands, its own rows and, in a pair, one half of the tokens.
+DG_HOST_DEVICE constexpr TileShape cta_operands(const Config& c, const TileShape& t) {
+    return {t.num_rows / c.num_cluster_ctas, t.num_tokens / c.num_cluster_ctas, t.num_k};
 }
-DG_HOST_DEVICE constexpr int weight_scale_bytes(const TileShape& t) {
-    return num_scale_blocks(t.num_rows) * kScaleBlockBytes;
-}
-DG_HOST_DEVICE constexpr int scaled_stage_bytes(const TileShape& t) {
-    return expanded_weight_bytes(t) + scaled_tile_bytes(t.num_tokens) + weight_scale_bytes(t);
+// Where a routed stage holds what: weights from 0 on, a byte per E2M1 code (16 codes in 8 bytes, then a gap of 8);
+// tokens; scales of all the tile's tokens; scales of the CTA's rows.
+struct ScaledStage {
+    int tokens;
+    int token_scales;
+    int weight_scales;
+    int total;
+};
+DG_HOST_DEVICE constexpr ScaledStage scaled_stage(const Config& c) {
+    const TileShape mine = cta_operands(c, c.routed_tile);
+    ScaledStage stage{};
+    stage.tokens = mine.num_rows * mine.num_k;
+    stage.token_scales = stage.tokens + mine.num_tokens * mine.num_k;
+    stage.weight_scales = stage.token_scales + num_scale_blocks(c.routed_tile.num_tokens) * kScaleBlockBytes;
+    stage.total = stage.weight_scales + num_scale_blocks(mine.num_rows) * kScaleBlockBytes;
+    return stage;
 }
 DG_HOST_DEVICE constexpr int shared_weight_bytes(const TileShape& t) {
     return t.num_rows * t.num_k * 2;
@@ -55,9 +66,10 @@ DG_HOST_DEVICE constexpr int shared_token_bytes(const TileShape& t) {
 }
 DG_HOST_DEVICE constexpr int stage_bytes(const Config& c) {
     const int routed = c.arch == Architecture::kSM100
-                           ? scaled_stage_bytes(c.routed_tile)
+                           ? scaled_stage(c).total
                            : routed_token_bytes(c.routed_tile) + routed_weight_bytes(c.routed_tile);
-    const int shared = c.has_shared() ? shared_weight_bytes(c.shared_tile) + shared_token_bytes(c.shared_tile) : 0;
+    const TileShape of_shared = cta_operands(c, c.shared_tile);
+    const int shared = c.has_shared() ? shared_weight_bytes(of_shared) + shared_token_bytes(of_shared) : 0;
     return align_up(max_of(routed, shared), kStageAlignment);
 }
 

@@ -13,7 +13,8 @@ constexpr int kTensorMemoryColumns = 512;
 constexpr int kMinTensorMemoryColumns = 32; // of an allocation, which is a power of two
 constexpr int kHalfRows = 128;              // weight rows of one multiplication
 constexpr int kNumHalves = 2;
-constexpr int kScaleColumns = 4; // of 128 rows or tokens and 128 columns of K
+constexpr int kTensorTileRows = kNumHalves * kHalfRows; // of one CTA
+constexpr int kScaleColumns = 4;                        // of 128 rows or tokens and 128 columns of K
 
 struct TensorMemoryLayout {
     int num_stages;    // of accumulators; 2 where they fit, so that a tile's epilogue overlaps the next one's mainloop

@@ -5,18 +5,36 @@
 
 namespace deep_gemm_k3::ptx {
 
-// ---- called by a whole warp; the same warp gives back what it took
+// ---- called by a whole warp (of each CTA of a pair); the same warp gives back what it took. kNumCtas: of those that
+// multiply together, here and below; a kernel uses one number throughout
 // Writes the address of the columns to shared memory.
+template <int kNumCtas>
 __device__ __forceinline__ void tensor_memory_allocate(uint32_t to_shared, uint32_t num_columns) {
-    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to_shared), "r"(num_columns)
-        : "memory");
+    if constexpr (kNumCtas == 1)
+        asm volatile(
+            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to_shared), "r"(num_columns)
+            : "memory");
+    else
+        asm volatile(
+            "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to_shared), "r"(num_columns)
+            : "memory");
 }
 // This CTA will not allocate again.
+template <int kNumCtas>
 __device__ __forceinline__ void tensor_memory_relinquish() {
-    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+    if constexpr (kNumCtas == 1)
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+    else
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;" ::: "memory");
 }
+template <int kNumCtas>
 __device__ __forceinline__ void tensor_memory_free(uint32_t address, uint32_t num_columns) {
-    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(num_columns) : "memory");
+    if constexpr (kNumCtas == 1)
+        asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(num_columns)
+            : "memory");
+    else
+        asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(num_columns)
+            : "memory");
 }
 
 // ---- order between tensor-core work and synchronisation of threads
@@ -27,10 +45,17 @@ __device__ __forceinline__ void tensor_fence_after_sync() {
     asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
 
-// Copies 32 rows of 16 bytes to four columns of lanes 0..31, and the same to the other three groups of 32 lanes. Issued
-// by one thread; executes in the order of its tcgen05.cp and tcgen05.mma.
+// Copies 32 rows of 16 bytes to four columns of lanes 0..31, and the same to the other three groups of 32 lanes; in a
+// pair each CTA does so from its own shared memory, at the same offset. Issued by one thread; executes in the order of
+// its tcgen05.cp and tcgen05.mma.
+template <int kNumCtas>
 __device__ __forceinline__ void tensor_copy_scales(uint32_t to_columns, uint64_t from_descriptor) {
-    asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to_columns), "l"(from_descriptor) : "memory");
+    if constexpr (kNumCtas == 1)
+        asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to_columns), "l"(from_descriptor)
+            : "memory");
+    else
+        asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(to_columns), "l"(from_descriptor)
+            : "memory");
 }
 
 // Loads 16 lanes x 8 columns per 8 tokens, in the order of a wgmma accumulator: d[4 * j], d[4 * j + 1] are columns

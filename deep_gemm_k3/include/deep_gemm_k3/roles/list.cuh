@@ -9,6 +9,7 @@
 //                16-byte loads in flight each.
 //   many routes  every CTA reads its own share, publishes its counts, and sums those of the others.
 #pragma once
+#include "../sync/pair.cuh"
 #include "headers.cuh"
 
 namespace deep_gemm_k3::roles {
@@ -293,7 +294,7 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
         __syncwarp();
     }
     if (self.thread == 0)
-        sync::publish_list(ctx, healthy ? sync::ListState::kReady : sync::ListState::kAborted);
+        sync::publish_list(ctx, sync::agree<C>(ctx, healthy) ? sync::ListState::kReady : sync::ListState::kAborted);
     return healthy;
 }
 

@@ -23,7 +23,7 @@ struct Task {
     Phase phase;
     int expert;           // local expert; 0 for shared phases
     int block;            // pool block, or shared token block
-    int row_tile;         // tile of weight rows
+    int row_tile;         // tile of weight rows, of this CTA's part where two multiply together
     int num_valid_tokens; // tokens of the block that exist, 1..tile tokens
     int split;            // K split, 0..num_splits-1
     int num_splits;       // of this phase in this call; 1: no partials
@@ -96,15 +96,16 @@ struct PhaseSplits {
 template <Config C>
 __device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_blocks, int num_pool_blocks) {
     constexpr Phase order[kNumPhases] = {Phase::kSharedL1, Phase::kSharedL2, Phase::kRoutedL1, Phase::kRoutedL2};
-    constexpr bool shared_fits = C.shared_tile.num_rows * C.shared_tile.num_tokens <= plan::kMaxSplitTileElements;
-    constexpr bool routed_fits = C.routed_tile.num_rows * C.routed_tile.num_tokens <= plan::kMaxSplitTileElements;
+    constexpr int limit = plan::kMaxSplitTileElements * C.num_cluster_ctas; // each CTA has partials of its own
+    constexpr bool shared_fits = C.shared_tile.num_rows * C.shared_tile.num_tokens <= limit;
+    constexpr bool routed_fits = C.routed_tile.num_rows * C.routed_tile.num_tokens <= limit;
     int num_used = 0;
 #pragma unroll
     for (int i = 0; i < kNumPhases; ++i) {
         const bool shared = is_shared(order[i]);
         const int64_t num_blocks = shared ? num_shared_blocks : num_pool_blocks;
         const int planned = planned_splits(C, order[i]);
-        const int64_t wanted = num_blocks * num_row_tiles(C, order[i]) * planned;
+        const int64_t wanted = num_blocks * num_row_tiles(C, order[i]) * planned * C.num_cluster_ctas;
         const bool fits =
             planned > 1 && (shared ? shared_fits : routed_fits) && num_used + wanted <= plan::kMaxSplitTasks;
         if (order[i] == phase)
@@ -116,18 +117,21 @@ __device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_
 
 // Walks this CTA's tasks, for the one thread that hands them to the others. It waits for the expert list by itself,
 // once, before the first task that needs it. After an abort that happened before the list was complete it ends. Without
-// kClaims every task belongs to CTA i mod grid, and any number of threads may walk alike.
-template <Config C, bool kClaims = true>
+// kClaims every task belongs to CTA i mod grid, and any number of threads may walk alike; so do the two CTAs of a pair,
+// which have a task together and each a row tile of it.
+template <Config C, bool kClaims = C.num_cluster_ctas == 1>
 class TaskIterator {
   public:
     __device__ explicit TaskIterator(const Context& ctx)
-        : ctx_(ctx), index_(ctx.cta_idx), phase_(-1), first_task_(0), num_tasks_(0), num_pool_blocks_(-1), expert_(0) {}
+        : ctx_(ctx), index_(ctx.cta_idx / C.num_cluster_ctas), phase_(-1), first_task_(0), num_tasks_(0),
+          num_pool_blocks_(-1), expert_(0) {}
 
     // Asks for the next task, once between two calls of next(), so that the answer is there by then. Asking early keeps
     // a task from others: to be called when the current one is nearly handed over.
     __device__ __forceinline__ void claim() {
-        index_ = static_cast<int>(ptx::atom_relaxed_gpu_add(
-            ctx_.buffer + plan::control::kTaskClaim + ctx_.parity * plan::kControlLineBytes, 1));
+        if constexpr (kClaims)
+            index_ = static_cast<int>(ptx::atom_relaxed_gpu_add(
+                ctx_.buffer + plan::control::kTaskClaim + ctx_.parity * plan::kControlLineBytes, 1));
     }
 
     __device__ bool next(Task& task) {
@@ -150,7 +154,7 @@ class TaskIterator {
         else
             decode_routed(task);
         if (!kClaims)
-            index_ += ctx_.num_ctas;
+            index_ += ctx_.num_ctas / C.num_cluster_ctas;
         return true;
     }
 
@@ -163,6 +167,10 @@ class TaskIterator {
     }
     __device__ __forceinline__ const uint32_t* first_block() const {
         return reinterpret_cast<const uint32_t*>(ctx_.roles + plan::roles_memory::first_block_offset(C));
+    }
+
+    __device__ __forceinline__ int rank_in_cluster() const {
+        return C.num_cluster_ctas == 1 ? 0 : ctx_.cta_idx % C.num_cluster_ctas;
     }
 
     __device__ bool load_list() {
@@ -182,7 +190,7 @@ class TaskIterator {
         task.phase = Phase(phase_);
         task.num_splits = splits_.num_splits;
         task.split = index % splits_.num_splits;
-        task.split_task = splits_.first_split_task + index;
+        task.split_task = splits_.first_split_task + index + rank_in_cluster() * num_tasks_;
         index /= splits_.num_splits;
     }
     __device__ void decode_shared(Task& task) const {
@@ -191,7 +199,7 @@ class TaskIterator {
         const int num_blocks = num_shared_blocks();
         task.expert = 0;
         task.block = index % num_blocks;
-        task.row_tile = index / num_blocks;
+        task.row_tile = index / num_blocks * C.num_cluster_ctas + rank_in_cluster();
         task.num_valid_tokens =
             min(C.shared_tile.num_tokens, ctx_.params.shared.num_tokens - task.block * C.shared_tile.num_tokens);
     }
@@ -213,7 +221,7 @@ class TaskIterator {
         const int block_of_expert = index % num_blocks;
         task.expert = low;
         task.block = begin + block_of_expert;
-        task.row_tile = index / num_blocks;
+        task.row_tile = index / num_blocks * C.num_cluster_ctas + rank_in_cluster();
         task.num_valid_tokens = min(
             C.routed_tile.num_tokens, static_cast<int>(num_rows()[low]) - block_of_expert * C.routed_tile.num_tokens);
     }

@@ -14,10 +14,15 @@
 namespace deep_gemm_k3::sync {
 
 // Each math warpgroup of a tile arrives for its own rows.
+DG_HOST_DEVICE constexpr uint32_t num_l1_arrivals(const Config& c, sched::Phase phase, const TileShape& tile) {
+    const int rows_per_warpgroup = tile.num_rows / (c.num_math_warpgroups * c.num_cluster_ctas);
+    return ceil_div(sched::num_weight_rows(c, phase), rows_per_warpgroup);
+}
 template <Config C>
-constexpr uint32_t kNumL1Arrivals = sched::num_row_tiles(C, sched::Phase::kRoutedL1) * C.num_math_warpgroups;
+constexpr uint32_t kNumL1Arrivals = num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile);
 template <Config C>
-constexpr uint32_t kNumSharedL1Arrivals = sched::num_row_tiles(C, sched::Phase::kSharedL1) * C.num_math_warpgroups;
+constexpr uint32_t kNumSharedL1Arrivals =
+    C.has_shared() ? num_l1_arrivals(C, sched::Phase::kSharedL1, C.shared_tile) : 0;
 
 enum class BlockCounter : int { kGathered = 0, kL1Done = 1 };
 

@@ -34,24 +34,27 @@ struct Consumer {
     __device__ __forceinline__ uint32_t warpgroup() const { return ptx::thread_index() / 128; }
 
     template <int kTokens>
-    __device__ __forceinline__ TileSums<kTokens> tile_sums(const sched::Task& task) const {
+    __device__ __forceinline__ TileSums<kTokens, C.num_cluster_ctas> tile_sums(const sched::Task& task) const {
         return {tensor_memory + sums.index * kTensorLayout.stage_columns + warpgroup() * kTensorLayout.half_columns,
-            rings.sums_empty(sums.index), task.num_valid_tokens};
+            at_leader<C>(rings.sums_empty(sums.index)), task.num_valid_tokens};
     }
     __device__ __forceinline__ void wait_sums() const {
         wait_barrier(
             ctx, {sync::Role::kMath, sync::What::kStage, sums.index}, rings.sums_full(sums.index), sums.parity);
+        __syncwarp(); // loads take whole warps
         ptx::tensor_fence_after_sync();
         debug::mark(ctx, debug::Event::kMultiplied);
     }
     // False: another split finishes the tile.
     template <bool kSplits, int kTokens>
-    __device__ __forceinline__ bool meet_splits(const sched::Task& task, TileSums<kTokens>& tile) const {
+    __device__ __forceinline__ bool meet_splits(
+        const sched::Task& task, TileSums<kTokens, C.num_cluster_ctas>& tile) const {
         if constexpr (kSplits) {
             if (task.num_splits > 1) {
                 tile.load(0);
                 tile.is_loaded = true;
-                return epilogue::SplitReduction<C, 2, TileSums<kTokens>::kPerBlock>::run(ctx, task, tile.d);
+                return epilogue::SplitReduction<C, 2, TileSums<kTokens, C.num_cluster_ctas>::kPerBlock>::run(
+                    ctx, task, tile.d);
             }
         }
         return true;
@@ -94,7 +97,7 @@ struct Consumer {
         const bool is_last = next.num_stages == 0;
         if (!is_last) {
             debug::mark(ctx, debug::Event::kTask, debug_argument(next.task));
-            if (static_cast<int>(warpgroup()) >= num_tile_halves(C, next.task)) {
+            if (static_cast<int>(warpgroup()) >= num_tile_halves(C, next.task.phase, next.task.row_tile)) {
                 wait_sums();
                 tile_sums<32>(next.task).release();
             } else if (!sched::is_shared(next.task.phase)) {

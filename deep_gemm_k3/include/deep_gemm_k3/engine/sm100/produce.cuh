@@ -1,6 +1,7 @@
 // The producer: one warp walks the CTA's tasks, its lane 0 fills the ring of stages. A routed stage is one tensor copy
-// per 128 rows of weights, one bulk copy of their scales and one of the tokens with theirs; a shared stage is one
-// tensor copy of weights and one of tokens.
+// per 128 rows of weights, one of their scales, one of tokens and one of theirs; a shared stage is one of weights and
+// one of tokens. In a pair each CTA copies its own rows, its half of the tokens and all their scales, and all bytes are
+// counted at the leader.
 //
 // Weights need no dependency. So the weights of a task's first stages go out before anybody asks whether its tokens are
 // ready; then the record is published; the tokens follow, and with them the arrival that completes each of those
@@ -23,62 +24,82 @@ namespace deep_gemm_k3::engine {
 constexpr uint64_t kRoutedWeightPolicy = ptx::kPolicyEvictFirst;
 constexpr uint64_t kSharedWeightPolicy = ptx::kPolicyEvictNormal;
 constexpr uint64_t kTokenPolicy = ptx::kPolicyEvictLast;
+constexpr int kClaimStages = 2;
 
-// Addresses of one task's operands, advanced stage by stage.
+// Copies that report to the leader's barrier.
+template <Config C>
+__device__ __forceinline__ void load_2d(ptx::CopyTarget to, const TensorMap* map, int x, int y, uint64_t policy) {
+    if constexpr (C.num_cluster_ctas == 1)
+        ptx::tensor_load_2d(to, map, x, y, policy);
+    else
+        ptx::tensor_load_2d_pair(to, map, x, y, policy);
+}
+template <Config C>
+__device__ __forceinline__ void load_4d(ptx::CopyTarget to, const TensorMap* map, int x, int w, uint64_t policy) {
+    if constexpr (C.num_cluster_ctas == 1)
+        ptx::tensor_load_4d(to, map, x, w, policy);
+    else
+        ptx::tensor_load_4d_pair(to, map, x, w, policy);
+}
+// First of the tokens that this CTA copies, of those that are multiplied.
+template <Config C>
+__device__ __forceinline__ int first_token(const sched::Task& task) {
+    return rank_in_pair<C>() * (num_product_tokens(C, task) / C.num_cluster_ctas);
+}
+
+// Coordinates of one task's operands, advanced stage by stage. Bytes are those of one CTA.
 template <Config C>
 struct RoutedSource {
-    static constexpr uint32_t kWeightBytes = plan::expanded_weight_bytes(C.routed_tile);
-    static constexpr uint32_t kTokenBytes = plan::pool_tile_bytes(C);
+    static constexpr plan::ScaledStage kStage = plan::scaled_stage(C);
+    static constexpr int kUnitK = C.routed_tile.num_k;
+    static constexpr int kTileLines = plan::pool_tile_bytes(C) / 128; // rows of the pool's maps
 
-    const TensorMap* map;
-    const uint8_t* scales; // of the tile's rows, next stage
-    const uint8_t* tokens;
+    const RoutedMaps& maps;
     int num_halves;
-    int column, row; // of the weights
-    uint32_t scale_stride;
+    int column, row;     // of the weights
+    int scale_row, unit; // of their scales
+    int token_line, scale_line;
 
-    __device__ __forceinline__ RoutedSource(const sched::Context& ctx, const sched::Task& task, int first_stage) {
-        const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
-        const int num_k = sched::num_k_columns(C, task.phase), num_rows = sched::num_weight_rows(C, task.phase);
-        const int first_row = task.row_tile * C.routed_tile.num_rows;
-        const Params& params = ctx.params;
-        map = is_l1 ? &params.routed_maps.l1 : &params.routed_maps.l2;
-        num_halves = num_tile_halves(C, task);
-        column = first_stage * C.routed_tile.num_k;
-        row = task.expert * num_rows + first_row;
-        scale_stride = num_rows * 4;
-        scales = (is_l1 ? params.routed.l1_scale : params.routed.l2_scale) +
-                 (uint64_t(task.expert) * (num_k / C.routed_tile.num_k) + first_stage) * scale_stride + first_row * 4;
-        tokens = sched::component<C>(ctx, is_l1 ? plan::Component::kPoolX : plan::Component::kPoolIntermediate) +
-                 plan::pool_tile_offset(C, num_k, task.block, first_stage);
+    __device__ __forceinline__ RoutedSource(const sched::Context& ctx, const sched::Task& task, int first_stage)
+        : maps(task.phase == sched::Phase::kRoutedL1 ? ctx.params.routed_l1 : ctx.params.routed_l2),
+          num_halves(num_product_halves(C, task)), column(first_stage * kUnitK) {
+        const int num_units = sched::num_k_columns(C, task.phase) / kUnitK;
+        scale_row = task.row_tile * plan::kTensorTileRows;
+        row = task.expert * sched::num_weight_rows(C, task.phase) + scale_row;
+        unit = task.expert * num_units + first_stage;
+        const int first_line = (task.block * num_units + first_stage) * kTileLines;
+        token_line = first_line + first_token<C>(task);
+        scale_line = first_line + C.routed_tile.num_tokens;
     }
-    // Tensor copies count what they read: half a byte per code.
+    // Copies count what they read: half a byte per code.
     __device__ __forceinline__ uint32_t weight_bytes() const {
-        return num_halves * (plan::kHalfRows * C.routed_tile.num_k / 2 + plan::kScaleBlockBytes);
+        return num_halves * plan::kHalfRows * kUnitK / 2 + (kStage.total - kStage.weight_scales);
     }
-    __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
+    __device__ __forceinline__ uint32_t token_bytes() const { return kStage.weight_scales - kStage.tokens; }
     __device__ __forceinline__ void load_weights(ptx::CopyTarget to) {
-        const ptx::CopyTarget scales_to = {to.shared + kWeightBytes + kTokenBytes, to.barrier};
+        constexpr int half_bytes = kStage.tokens / plan::kNumHalves;
+        load_2d<C>({to.shared + kStage.weight_scales, to.barrier}, &maps.weight_scales, scale_row, unit++,
+            kRoutedWeightPolicy);
 #pragma unroll 1
         for (int half = 0; half < num_halves; ++half) {
-            ptx::tensor_load_2d(to, map, column, row + half * plan::kHalfRows, kRoutedWeightPolicy);
-            to.shared += kWeightBytes / plan::kNumHalves;
+            load_2d<C>(to, &maps.weights, column, row + half * plan::kHalfRows, kRoutedWeightPolicy);
+            to.shared += half_bytes;
         }
-        ptx::bulk_load(scales_to, scales, num_halves * plan::kScaleBlockBytes, kRoutedWeightPolicy);
-        column += C.routed_tile.num_k;
-        scales += scale_stride;
+        column += kUnitK;
     }
     __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
-        to.shared += kWeightBytes;
-        ptx::bulk_load(to, tokens, kTokenBytes, kTokenPolicy);
-        tokens += kTokenBytes;
+        load_2d<C>({to.shared + kStage.tokens, to.barrier}, &maps.tokens, 0, token_line, kTokenPolicy);
+        load_2d<C>({to.shared + kStage.token_scales, to.barrier}, &maps.token_scales, 0, scale_line, kTokenPolicy);
+        token_line += kTileLines;
+        scale_line += kTileLines;
     }
 };
 
 template <Config C>
 struct SharedSource {
-    static constexpr uint32_t kWeightBytes = plan::shared_weight_bytes(C.shared_tile);
-    static constexpr uint32_t kTokenBytes = plan::shared_token_bytes(C.shared_tile);
+    static constexpr TileShape kOperands = plan::cta_operands(C, C.shared_tile);
+    static constexpr uint32_t kWeightBytes = plan::shared_weight_bytes(kOperands);
+    static constexpr uint32_t kTokenBytes = plan::shared_token_bytes(kOperands);
     static_assert(C.shared_tile.num_k == plan::kSharedK);
 
     const SharedMaps& maps;
@@ -88,20 +109,20 @@ struct SharedSource {
 
     __device__ __forceinline__ SharedSource(const sched::Context& ctx, const sched::Task& task, int first_stage)
         : maps(ctx.params.maps), is_l1(task.phase == sched::Phase::kSharedL1),
-          weight_k(first_stage * C.shared_tile.num_k), token_k(weight_k), row(task.row_tile * C.shared_tile.num_rows),
-          token(task.block * C.shared_tile.num_tokens) {}
+          weight_k(first_stage * C.shared_tile.num_k), token_k(weight_k), row(task.row_tile * plan::kTensorTileRows),
+          token(task.block * C.shared_tile.num_tokens + first_token<C>(task)) {}
     __device__ __forceinline__ uint32_t weight_bytes() const { return kWeightBytes; }
     __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
     __device__ __forceinline__ void load_weights(ptx::CopyTarget to) {
         if (is_l1)
-            ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, kSharedWeightPolicy);
+            load_4d<C>(to, &maps.l1, weight_k, row / 16, kSharedWeightPolicy);
         else
-            ptx::tensor_load_2d(to, &maps.l2, weight_k, row, kSharedWeightPolicy);
+            load_2d<C>(to, &maps.l2, weight_k, row, kSharedWeightPolicy);
         weight_k += plan::kSharedK;
     }
     __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
         to.shared += kWeightBytes;
-        ptx::tensor_load_2d(to, is_l1 ? &maps.x : &maps.intermediate, token_k, token, kTokenPolicy);
+        load_2d<C>(to, is_l1 ? &maps.x : &maps.intermediate, token_k, token, kTokenPolicy);
         token_k += plan::kSharedK;
     }
 };
@@ -116,7 +137,18 @@ struct Producer {
     __device__ __forceinline__ explicit Producer(const sched::Context& context) : ctx(context), rings(context.shared) {}
 
     __device__ __forceinline__ ptx::CopyTarget target() const {
-        return {rings.stage(stage.index), rings.full(stage.index)};
+        return {rings.stage(stage.index), at_leader<C>(rings.full(stage.index))};
+    }
+    // The leader's producer expects the bytes of all CTAs.
+    __device__ __forceinline__ void expect(uint32_t num_bytes) const {
+        if (rank_in_pair<C>() == 0)
+            ptx::mbarrier_expect_tx(rings.full(stage.index), num_bytes * C.num_cluster_ctas);
+    }
+    __device__ __forceinline__ void arrive_and_expect(uint32_t num_bytes) const {
+        if (rank_in_pair<C>() == 0)
+            ptx::mbarrier_arrive_expect_tx(rings.full(stage.index), num_bytes * C.num_cluster_ctas);
+        else
+            arrive_at_leader<C.num_cluster_ctas>(target().barrier);
     }
     // The first pass over a ring finds everything empty.
     __device__ __forceinline__ bool is_empty() const {
@@ -148,7 +180,7 @@ struct Producer {
         int num_stages = 0;
 #pragma unroll 1
         for (; num_stages < num_wanted && is_empty(); ++num_stages) {
-            ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
+            expect(source.weight_bytes());
             source.load_weights(target());
             stage.advance();
         }
@@ -159,19 +191,26 @@ struct Producer {
         publish();
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
-            ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());
+            arrive_and_expect(source.token_bytes());
             source.load_tokens(target());
             stage.advance();
         }
         return num_stages;
     }
 
+    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows.
     template <class Source>
-    __device__ __forceinline__ void fill(Source source, int num_task_stages, const TaskRecord& task) {
+    __device__ __forceinline__ void fill(Source source, const TaskRecord& task, sched::TaskIterator<C>& tasks) {
+        int num_left = task.num_stages;
+        num_left -= fill_first(source, task);
+        if (num_left < kClaimStages)
+            tasks.claim();
 #pragma unroll 1
-        for (int num_left = num_task_stages - fill_first(source, task); num_left > 0; --num_left) {
+        for (; num_left > 0; --num_left) {
+            if (num_left == kClaimStages)
+                tasks.claim();
             wait_empty();
-            ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
+            arrive_and_expect(source.weight_bytes() + source.token_bytes());
             source.load_weights(target());
             source.load_tokens(target());
             stage.advance();
@@ -202,9 +241,9 @@ __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIt
             const sched::StageRange range = task_stages(C, task);
             const TaskRecord& record = producer.begin(task, range.end - range.begin);
             if (!sched::is_shared(task.phase))
-                producer.fill(RoutedSource<C>(ctx, task, range.begin), range.end - range.begin, record);
+                producer.fill(RoutedSource<C>(ctx, task, range.begin), record, tasks);
             else if constexpr (C.has_shared())
-                producer.fill(SharedSource<C>(ctx, task, range.begin), range.end - range.begin, record);
+                producer.fill(SharedSource<C>(ctx, task, range.begin), record, tasks);
         }
         producer.finish();
     }

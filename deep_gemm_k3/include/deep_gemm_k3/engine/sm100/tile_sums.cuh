@@ -9,7 +9,7 @@
 
 namespace deep_gemm_k3::engine {
 
-template <int kTokens>
+template <int kTokens, int kNumCtas>
 struct TileSums {
     static constexpr int kPass = tokens_per_pass(kTokens);
     static constexpr int kPerBlock = kPass / 2;
@@ -41,7 +41,7 @@ struct TileSums {
         ptx::tensor_fence_before_sync();
         __syncwarp();
         if (ptx::thread_index() % 32 == 0)
-            ptx::mbarrier_arrive(barrier);
+            arrive_at_leader<kNumCtas>(barrier);
     }
 };
 

@@ -13,7 +13,7 @@ __device__ __forceinline__ uint32_t staged_row(int b, uint32_t chunk) {
 template <Config C>
 struct ToPeerSM100 : ToPeer<C> {
     using Base = ToPeer<C>;
-    using Sums = engine::TileSums<C.routed_tile.num_tokens>;
+    using Sums = engine::TileSums<C.routed_tile.num_tokens, C.num_cluster_ctas>;
     using Base::ctx;
     using Base::me;
     static constexpr int kPass = Sums::kPass;
@@ -24,7 +24,7 @@ struct ToPeerSM100 : ToPeer<C> {
         const sched::Task& task, TokenRows<C.routed_tile.num_tokens>& rows, Sums& sums) const {
         Base::locate(task, rows);
         const uint32_t staging = staging_address<C>(ctx, me);
-        const uint32_t first_row = task.row_tile * C.routed_tile.num_rows + me.warpgroup * plan::kHalfRows;
+        const uint32_t first_row = task.row_tile * plan::kTensorTileRows + me.warpgroup * plan::kHalfRows;
 #pragma unroll 1
         for (int pass = 0; pass < task.num_valid_tokens; pass += kPass) {
             sums.load(pass);

@@ -16,7 +16,7 @@ namespace deep_gemm_k3::epilogue {
 template <Config C>
 struct ToScaledPool : ToPool<C> {
     using Base = ToPool<C>;
-    using Sums = engine::TileSums<C.routed_tile.num_tokens>;
+    using Sums = engine::TileSums<C.routed_tile.num_tokens, C.num_cluster_ctas>;
     using Base::ctx;
     using Base::kNumGroups;
     using Base::kPass;

@@ -9,7 +9,7 @@ namespace deep_gemm_k3::epilogue {
 
 template <Config C>
 struct SharedToIntermediateSM100 {
-    using Sums = engine::TileSums<C.shared_tile.num_tokens>;
+    using Sums = engine::TileSums<C.shared_tile.num_tokens, C.num_cluster_ctas>;
     using Activate = SiTU<C.fast_math>;
     static constexpr int kPass = Sums::kPass;
 
@@ -40,7 +40,7 @@ struct SharedToIntermediateSM100 {
     __device__ __forceinline__ void finish(const sched::Task& task, Sums& sums) const {
         const Activate activation(ctx.params.scalars.situ_beta, ctx.params.scalars.situ_linear_beta);
         const uint32_t staging = staging_address<C>(ctx, me);
-        const uint32_t column = task.row_tile * (C.shared_tile.num_rows / 2) + me.warpgroup * (plan::kHalfRows / 2);
+        const uint32_t column = task.row_tile * (plan::kTensorTileRows / 2) + me.warpgroup * (plan::kHalfRows / 2);
         const uint64_t row_bytes = uint64_t(C.shape.shared_intermediate) * 2;
         uint8_t* block = sched::component<C>(ctx, plan::Component::kSharedIntermediate) +
                          uint64_t(task.block) * C.shared_tile.num_tokens * row_bytes + column * 2;
@@ -64,7 +64,7 @@ struct SharedToIntermediateSM100 {
 
 template <Config C>
 struct SharedToOutputSM100 {
-    using Sums = engine::TileSums<C.shared_tile.num_tokens>;
+    using Sums = engine::TileSums<C.shared_tile.num_tokens, C.num_cluster_ctas>;
     static constexpr int kPass = Sums::kPass;
 
     const sched::Context& ctx;
@@ -75,7 +75,7 @@ struct SharedToOutputSM100 {
     __device__ __forceinline__ void finish(const sched::Task& task, Sums& sums) const {
         const SharedDestination<C> destination(ctx);
         const uint32_t staging = staging_address<C>(ctx, me);
-        const uint32_t first_row = task.row_tile * C.shared_tile.num_rows + me.warpgroup * plan::kHalfRows;
+        const uint32_t first_row = task.row_tile * plan::kTensorTileRows + me.warpgroup * plan::kHalfRows;
 #pragma unroll 1
         for (int pass = 0; pass < task.num_valid_tokens; pass += kPass) {
             sums.load(pass);
@@ -86,7 +86,7 @@ struct SharedToOutputSM100 {
                 for_each_staged<kPass>(
                     me, staging, [&](int, uint32_t token, uint32_t chunk, const ptx::Vector4& value) {
                         const int in_block = pass + static_cast<int>(token);
-                        if (in_block < task.num_valid_tokens && destination.is_valid)
+                        if (in_block < task.num_valid_tokens && destination.is_valid())
                             *reinterpret_cast<ptx::Vector4*>(destination.address(
                                 task.block * C.shared_tile.num_tokens + in_block, first_row + staged_row(b, chunk))) =
                                 value;

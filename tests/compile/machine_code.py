@@ -1,0 +1,23 @@
+"""Instructions of a cubin, as far as tests look at them: sm_90 encodes each in 128 bits."""
+
+from __future__ import annotations
+
+import struct
+
+LOAD_GLOBAL, WGMMA, TO_UNIFORM_REGISTER = 0x981, 0x9F0, 0x2CA
+
+
+def instructions(cubin: bytes) -> list[tuple[int, int]]:
+    """Both halves of every instruction, in order; the low 12 bits of the first one name the operation."""
+    section_offset = struct.unpack_from("<Q", cubin, 40)[0]
+    size, count = struct.unpack_from("<HH", cubin, 58)
+    found = []
+    for i in range(count):
+        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, section_offset + i * size)
+        if kind == 1 and flags & 4:  # PROGBITS that are executable
+            found += [struct.unpack_from("<QQ", cubin, at) for at in range(begin, begin + length, 16)]
+    return found
+
+
+def operations(cubin: bytes) -> list[int]:
+    return [low & 0xFFF for low, _ in instructions(cubin)]
