@@ -61,7 +61,7 @@ def pipelines(storage, stages, size, cluster, count):
         barrier_storage=storage.result.data_ptr(),
         cta_layout_vmnk=cluster,
     )
-    return full.make_participants(), result.make_participants()
+    return full, result
 
 
 def store(result, tile, thread):
@@ -118,7 +118,9 @@ class Dense:
         shared_b = shared.allocate_tensor(BF16, shape_b.outer, 1024, shape_b.inner)
         tensor = tensor_memory(storage, 2)
         size = cute.size_in_bytes(BF16, one_stage(shape_a)) + cute.size_in_bytes(BF16, one_stage(shape_b))
-        (producer, consumer), (giver, taker) = pipelines(storage, self.stages, 2 * size, cluster, 2)
+        stages, results = pipelines(storage, self.stages, 2 * size, cluster, 2)
+        producer, consumer = stages.make_participants()
+        giver, taker = results.make_participants()
         at = (x // 2, y, None)
         tile_a = cute.local_tile(a, self.tile, at, proj=(1, None, 1))
         tile_b = cute.local_tile(b, self.tile, at, proj=(None, 1, 1))
@@ -206,6 +208,14 @@ class Scaled:
         source = tcgen05.get_s2t_smem_desc_tensor(copy, piece.partition_S(cute.filter_zeros(shared)))
         return copy, source, piece.partition_D(compact)
 
+    def boxes(self, shared, shapes):
+        return (
+            shared.allocate_tensor(F8, shapes[0].outer, 1024, shapes[0].inner),
+            shared.allocate_tensor(BYTE, shapes[1].outer, 1024, shapes[1].inner),
+            shared.allocate_tensor(SCALE, shapes[2], 1024),
+            shared.allocate_tensor(SCALE, shapes[3], 1024),
+        )
+
     def scale_columns(self, mma, columns, shapes):
         """The scales of a stage in tensor memory, behind the columns of the result."""
         first = [cute.slice_(shape, (None, None, None, 0)) for shape in shapes[2:]]
@@ -237,17 +247,14 @@ class Scaled:
         half = x % self.count
         shared = memory.SmemAllocator()
         storage = shared.allocate(storage_of(self.stages))
-        boxes = (
-            shared.allocate_tensor(F8, shapes[0].outer, 1024, shapes[0].inner),
-            shared.allocate_tensor(BYTE, shapes[1].outer, 1024, shapes[1].inner),
-            shared.allocate_tensor(SCALE, shapes[2], 1024),
-            shared.allocate_tensor(SCALE, shapes[3], 1024),
-        )
+        boxes = self.boxes(shared, shapes)
         tensor = tensor_memory(storage, self.count)
         size = 0  # what the copies read: the gaps after the expanded elements do not count
         for kind, shape in zip((F8, F4, SCALE, SCALE), shapes, strict=True):
             size += cute.size_in_bytes(kind, cute.slice_(shape, (None, None, None, 0)))
-        (producer, consumer), (giver, taker) = pipelines(storage, self.stages, self.count * size, cluster, self.count)
+        stages, results = pipelines(storage, self.stages, self.count * size, cluster, self.count)
+        producer, consumer = stages.make_participants()
+        giver, taker = results.make_participants()
         at = (x // self.count, y, None)
         a, b, scale_a, scale_b = (t[None, None, 0] for t in tensors)
         mine, whole = mma.get_slice(half), single.get_slice(0)
