@@ -8,8 +8,10 @@ namespace deep_gemm_k3::emulator {
 
 namespace {
 
-constexpr u32 kQuietRounds = 32; // rounds without any effect before it is a deadlock
-constexpr u32 kTimeRounds = 400; // the same, when virtual time may run on
+// Rounds without any effect before it is a deadlock. A program may look at what would end its wait at every hundredth
+// poll only, and a poll may be several loads.
+constexpr u32 kQuietRounds = 1024;
+constexpr u32 kTimeRounds = kQuietRounds + 368; // the same, when virtual time may run on
 constexpr u64 kLivelockInstructions = 1000000000;
 
 } // namespace

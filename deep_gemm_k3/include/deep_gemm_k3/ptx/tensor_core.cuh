@@ -60,14 +60,14 @@ template <int kNumCtas>
 __device__ __forceinline__ void tensor_multiply_scaled(const Product& p, ScaleColumns scales) {
     if constexpr (kNumCtas == 1)
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"
-                     "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%4], [%5], "
+                     "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], "
                      "p;\n\t}" ::"r"(p.sums),
             "l"(p.rows), "l"(p.tokens), "r"(p.instruction), "r"(scales.rows), "r"(scales.tokens),
             "r"(static_cast<uint32_t>(p.accumulate))
             : "memory");
     else
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"
-                     "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%4], [%5], "
+                     "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], "
                      "p;\n\t}" ::"r"(p.sums),
             "l"(p.rows), "l"(p.tokens), "r"(p.instruction), "r"(scales.rows), "r"(scales.tokens),
             "r"(static_cast<uint32_t>(p.accumulate))

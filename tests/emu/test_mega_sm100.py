@@ -1,0 +1,257 @@
+"""The Blackwell kernel on the emulator, through the public calls: bit for bit the oracle's on inputs with exact sums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from deep_gemm_k3 import envs
+from deep_gemm_k3._extension import ops
+from deep_gemm_k3.emulator import service
+from deep_gemm_k3.mega.buffer import SymmBuffer
+from deep_gemm_k3.mega.local_world import LocalRank
+from deep_gemm_k3.testing import metrics
+from deep_gemm_k3.testing.data import WorldShape, make_world
+from deep_gemm_k3.testing.oracle import Options
+from deep_gemm_k3.testing.routing import ROUTINGS
+from deep_gemm_k3.testing.runner import RankCall, RankResult, RunOptions, Session, check_world, run_world
+from deep_gemm_k3.testing.world import RankInput
+
+SITU = Options("situ", None, 4.0, 25.0)
+SWIGLU = Options("swiglu")
+CLAMPED = Options("swiglu", activation_clamp=2048.0)
+PAIR, ALONE = 2, 1  # SMs of a rank: an even number is used in pairs
+
+ONE = WorldShape((40,), 4, 2, 256, 256, 40, 384, 256)
+
+
+@pytest.fixture(autouse=True)
+def blackwell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors stand for a Blackwell GPU, and nothing may be found that the hardware does not promise to bear."""
+    monkeypatch.setenv(envs.CPU_TARGET.name, "sm_100a")
+    service.clear()
+    yield
+    found = service.report()["findings"]
+    service.configure()
+    assert not found, found
+
+
+def check(
+    shape: WorldShape, options: Options, mode: str, routing: str = "uniform", *, sms: int = PAIR, **how: Any
+) -> list[RankResult]:
+    ranks = make_world(shape, 1, routing, "exact", target="sm_100a")
+    return check_world(ranks, options, mode, RunOptions(num_sms=sms, timeout_s=300, **how), bitwise=True)
+
+
+class Overridden(Session):
+    """A session whose calls do not follow the planner in everything."""
+
+    def __init__(self, shape: WorldShape, overrides: dict[str, Any], **options: Any) -> None:
+        super().__init__(shape, device="cpu", timeout_s=300, **options)
+        for buffer in self.buffers:
+            ops().set_overrides(buffer.handle, json.dumps(overrides))
+
+
+# -------------------------------------------------------------------------------------------------------- counts and tiles
+@pytest.mark.parametrize("sms", [PAIR, ALONE])
+@pytest.mark.parametrize("tokens", [0, 1, 17, 100])
+def test_token_counts(tokens: int, sms: int) -> None:
+    check(replace(ONE, tokens=(tokens,), shared_tokens=None), SWIGLU, "routed", sms=sms)
+
+
+@pytest.mark.parametrize("shared_tokens", [0, 1, 72, 130])
+def test_shared_tokens_are_independent(shared_tokens: int) -> None:
+    check(replace(ONE, tokens=(3,), shared_tokens=shared_tokens), SITU, "dense")
+
+
+@pytest.mark.parametrize(
+    ("routed", "shared", "ctas"),
+    [(16, 128, 2), (32, 16, 2), (64, 64, 2), (96, 32, 2), (128, 32, 2), (192, 32, 2), (32, 64, 1), (192, 128, 1)],
+)
+def test_every_tile(routed: int, shared: int, ctas: int) -> None:
+    """A hot expert fills more than one block of it; rows of the shared expert end inside a tile."""
+    shape = replace(ONE, tokens=(routed + 20,), shared_tokens=shared + 5)
+    session = Overridden(
+        shape, {"routed_tokens": routed, "shared_tokens": shared, "num_cluster_ctas": ctas}, num_sms=PAIR
+    )
+    try:
+        ranks = make_world(shape, 1, "hot_expert", "exact", target="sm_100a")
+        check_world(ranks, SITU, "dense", bitwise=True, session=session)
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("ctas", [2, 1])
+def test_widths_that_are_no_whole_tiles(ctas: int) -> None:
+    """384 rows of L2 are three halves of tiles, 640 of the shared expert five."""
+    shape = WorldShape((9,), 4, 2, 384, 128, 20, 640, 384)
+    session = Overridden(shape, {"num_cluster_ctas": ctas}, num_sms=PAIR)
+    try:
+        ranks = make_world(shape, 1, "uniform", "exact", target="sm_100a")
+        check_world(ranks, SITU, "dense", bitwise=True, session=session)
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("ctas", [2, 1])
+def test_splits_meet(ctas: int) -> None:
+    splits = {"routed_l1": 2, "routed_l2": 3, "shared_l1": 2, "shared_l2": 2}
+    shape = WorldShape((9,), 2, 1, 512, 512, 20, 512, 256)
+    session = Overridden(shape, {"splits": splits, "num_cluster_ctas": ctas}, num_sms=4)
+    try:
+        ranks = make_world(shape, 1, "uniform", "exact", target="sm_100a")
+        check_world(ranks, SITU, "dense", RunOptions(calls=2), bitwise=True, session=session)
+    finally:
+        session.close()
+
+
+# ----------------------------------------------------------------------------------------------------- routings and modes
+@pytest.mark.parametrize("routing", sorted(ROUTINGS))
+def test_routings(routing: str) -> None:
+    """Hot expert, empty slots, duplicates; statistics too."""
+    check(replace(ONE, tokens=(33,)), SITU, "dense", routing, calls=2)
+
+
+def test_clamp() -> None:
+    check(replace(ONE, shared_tokens=None), CLAMPED, "routed")
+
+
+@pytest.mark.parametrize("sms", [PAIR, ALONE])
+@pytest.mark.parametrize("mode", ["rs", "sp_rs"])
+def test_publication(mode: str, sms: int) -> None:
+    """Two ranks, generations rotating; the second rank has no token of its own."""
+    check(WorldShape((5, 0), 4, 2, 256, 256, 20, 512, 128), SITU, mode, sms=sms, calls=3)
+
+
+def test_shards_that_tiles_straddle() -> None:
+    """640 columns over four ranks: shards of 160."""
+    check(WorldShape((5, 9, 0, 1), 8, 2, 256, 256, 20, 640, 128), SITU, "rs", "duplicates", calls=2)
+
+
+@pytest.mark.parametrize("routing", ["uniform", "hot_rank"])
+def test_eight_ranks(routing: str) -> None:
+    check(WorldShape((5, 9, 0, 1, 2, 3, 4, 8), 16, 2, 256, 256), SWIGLU, "routed", routing, calls=2)
+
+
+def test_random_inputs() -> None:
+    """Fast math, router weights; published bit for bit what the dense mode writes."""
+    ranks = make_world(WorldShape((12, 30), 8, 4, 256, 256, 24, 512, 128), 3, "k3_router", target="sm_100a")
+    check_world(ranks, SITU, "rs", RunOptions(fast_math=True, num_sms=PAIR, timeout_s=300))
+
+
+# ------------------------------------------------------------------------------------------------------------------- bits
+def outputs(
+    shape: WorldShape, target: str, monkeypatch: pytest.MonkeyPatch, how: RunOptions, kind: str
+) -> list[RankResult]:
+    monkeypatch.setenv(envs.CPU_TARGET.name, target)
+    return run_world(make_world(shape, 2, "uniform", kind, target=target), SITU, "dense", how)
+
+
+def test_both_architectures_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = WorldShape((21, 6), 8, 2, 256, 256, 20, 384, 128)
+    how = RunOptions(num_sms=PAIR, timeout_s=300)
+    hopper = outputs(shape, "sm_90a", monkeypatch, how, "exact")
+    for mine, other in zip(outputs(shape, "sm_100a", monkeypatch, how, "exact"), hopper, strict=True):
+        metrics.assert_bitwise(mine.y, other.y, "y")
+        assert mine.shared_y is not None
+        assert other.shared_y is not None
+        metrics.assert_bitwise(mine.shared_y, other.shared_y, "shared_y")
+
+
+def test_a_pair_gives_the_bits_of_a_cta_alone() -> None:
+    """Random inputs: the order of the sums along K is the same."""
+    ranks = make_world(ONE, 5, target="sm_100a")
+    pair, alone = (
+        run_world(ranks, SITU, "dense", RunOptions(fast_math=True, num_sms=sms, timeout_s=300))[0]
+        for sms in (PAIR, ALONE)
+    )
+    metrics.assert_bitwise(pair.y, alone.y, "y")
+    assert pair.shared_y is not None
+    assert alone.shared_y is not None
+    metrics.assert_bitwise(pair.shared_y, alone.shared_y, "shared_y")
+
+
+# -------------------------------------------------------------------------------------------------- schedules and failures
+SMALL = WorldShape((20, 0), 4, 2, 256, 256, 36, 256, 128)
+
+
+def under_schedule(seed: int, adversary: str, sms: int) -> None:
+    service.configure(seed=seed, adversary=adversary, race_detection=True)
+    check(SMALL, SITU, "sp_rs", "holes", sms=sms, calls=2)
+
+
+@pytest.mark.parametrize("adversary", ["random", "earliest", "latest"])
+def test_schedules(adversary: str) -> None:
+    under_schedule(11, adversary, PAIR)
+
+
+@pytest.mark.emu_full
+@pytest.mark.parametrize("sms", [PAIR, ALONE])
+@pytest.mark.parametrize("adversary", ["random", "earliest", "latest"])
+@pytest.mark.parametrize("seed", range(20))
+def test_many_schedules(seed: int, adversary: str, sms: int) -> None:
+    under_schedule(seed, adversary, sms)
+
+
+@pytest.mark.parametrize("sms", [PAIR, ALONE])
+def test_what_a_kernel_finds_stops_all_ranks(sms: int) -> None:
+    """Ranks that differ in the number of shared tokens: seen by the kernels alone."""
+    shape = WorldShape((5, 4), 4, 2, 256, 256, 20, 256, 128)
+    given = make_world(shape, 1, "uniform", "exact", target="sm_100a")
+    session = Session(shape, device="cpu", num_sms=sms, timeout_s=60.0)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> str:
+        call = RankCall(buffer, given[group.rank], SITU, "sp_rs", RunOptions())
+        if group.rank == 1 and call.input.shared is not None:
+            shared = replace(call.input.shared, x=call.input.shared.x[:18])
+            call.input = replace(call.input, shared=shared)
+        call.fill()
+        with pytest.raises(RuntimeError) as raised:
+            call.call()
+        return str(raised.value)
+
+    try:
+        said = session.run(body)
+    finally:
+        session.close()
+    assert all("num_shared_tokens differs between ranks" in text for text in said), said
+
+
+def test_a_missing_rank_is_named_and_nothing_hangs() -> None:
+    shape = WorldShape((3, 3), 4, 2, 256, 256)
+    given = make_world(shape, 1, "uniform", "exact", target="sm_100a")
+    session = Session(shape, device="cpu", num_sms=PAIR, timeout_s=2.0)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> str:
+        call = RankCall(buffer, given[group.rank], SWIGLU, "routed", RunOptions())
+        call.fill()
+        call.call()  # both ranks: the first call is collective
+        if group.rank == 1:
+            return ""
+        with pytest.raises(RuntimeError) as raised:
+            call.call()
+        return str(raised.value)
+
+    try:
+        said = session.run(body)[0]
+    finally:
+        session.close()
+    assert "rank 0: time-out: dispatch at header 1" in said
+
+
+def test_zero_tokens_everywhere_leave_y_untouched_but_shared_rows_computed() -> None:
+    (result,) = check(replace(ONE, tokens=(0,), shared_tokens=17), SITU, "dense")
+    assert result.y.shape == (0, 256)
+    assert result.shared_y is not None
+    assert torch.isfinite(result.shared_y.float()).all()
+
+
+def test_inputs_of_another_target_are_refused() -> None:
+    ranks: list[RankInput] = make_world(replace(ONE, shared_tokens=None), 1, "uniform", "exact", target="sm_90a")
+    with pytest.raises((RuntimeError, ValueError), match=r"sm_90a"):
+        run_world(ranks, SWIGLU, "routed", RunOptions(num_sms=PAIR, timeout_s=30))
