@@ -9,7 +9,8 @@ A variable is read when it is asked for, never at import, so a test or a launche
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -142,9 +143,30 @@ def table() -> tuple[Variable[object], ...]:
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def prepare_cuda_rank() -> None:
-    """For a process that is one rank of several, before CUDA starts: no multicast, and kernels loaded when they are used."""
+def prepare_cuda_rank(only_device: int | None = None) -> None:
+    """For a process that is one rank of several, before CUDA starts: no multicast, and kernels loaded when they are used.
+
+    With ``only_device`` the process sees no other device; its ordinal is then 0.
+    """
     os.environ.update(_NO_MULTICAST, CUDA_MODULE_LOADING="LAZY")
+    if only_device is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[only_device] if visible else str(only_device)
+
+
+@contextmanager
+def equal_ordinals_allowed() -> Iterator[None]:
+    """While torch maps the memory of peers: devices of one ordinal are different ones, each hidden from the others' ranks."""
+    name = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def child_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:

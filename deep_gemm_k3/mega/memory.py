@@ -15,11 +15,13 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
+from .. import envs
 from ..emulator.service import Ownership
 from .group import Group, GroupError
 from .process_group import ProcessGroupAdapter
@@ -146,7 +148,44 @@ def _symmetric_memory(group: ProcessGroupAdapter, device: torch.device, num_byte
 
     own = refusing(group, create, tag)
     # torch's rendezvous has a limit of its own, but does not tell who is missing: come to it together.
-    group.barrier(f"{tag}: allocated")
-    handle = refusing(group, lambda: symmetric.rendezvous(own, group.process_group), tag)
+    places = refusing(group, lambda: _place(device), tag)
+    gathered: list[_Place] = group.all_gather(places, f"{tag}: allocated")
+    _check_devices(gathered)
+    handle = refusing(group, lambda: _rendezvous(own, group, gathered), tag)
     group.barrier(f"{tag}: mapped")
     return RankMemory(own, [int(pointer) for pointer in handle.buffer_ptrs], [handle])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank's memory is: which device, and by which ordinal its process knows it."""
+
+    machine: str
+    device: str
+    ordinal: int
+
+
+def _place(device: torch.device) -> _Place:
+    return _Place(machine(), str(torch.cuda.get_device_properties(device).uuid), device.index or 0)
+
+
+def _check_devices(places: list[_Place]) -> None:
+    """Raise, on every rank alike, when two processes share a device: their kernels would not run at the same time."""
+    seen: dict[tuple[str, str], int] = {}
+    for rank, place in enumerate(places):
+        first = seen.setdefault((place.machine, place.device), rank)
+        if first != rank:
+            raise GroupError(
+                f"device: wanted one for each process, given ranks {first} and {rank} on device {place.device}; several "
+                "ranks on one device are a local world",
+                (first, rank),
+            )
+
+
+def _rendezvous(own: torch.Tensor, group: ProcessGroupAdapter, places: list[_Place]) -> Any:
+    from torch.distributed import _symmetric_memory as symmetric
+
+    # torch tells devices of one machine apart by their ordinals, which are all 0 where each process sees its own alone.
+    is_hidden = len({(place.machine, place.ordinal) for place in places}) < len(places)
+    with envs.equal_ordinals_allowed() if is_hidden else nullcontext():
+        return symmetric.rendezvous(own, group.process_group)

@@ -14,7 +14,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
@@ -46,6 +46,18 @@ class RanksFailed(RuntimeError):
     """Some ranks raised, ended or did not finish; the text has every one's traceback."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """What a rank is told when its process starts."""
+
+    rank: int
+    size: int
+    port: int
+    executor: str  # the fork server remembers the environment of its own start
+    device: int | None  # None: gloo on the CPU
+    is_hidden: bool  # the process sees no other device
+
+
 @dataclass
 class _Child:
     process: Any
@@ -54,19 +66,23 @@ class _Child:
 
 
 class ProcessWorld:
-    """``size`` processes joined in a process group of ``backend``; with nccl rank r uses CUDA device r.
+    """``size`` processes joined in a process group of ``backend``; with nccl rank r uses CUDA device ``devices[r]`` (None:
+    device r), and sees no other one if they are ``hidden``.
 
     The store lives in the calling process, so that any rank may be killed.
     """
 
-    def __init__(self, size: int, backend: str = "gloo") -> None:
+    def __init__(
+        self, size: int, backend: str = "gloo", *, devices: Sequence[int] | None = None, hidden: bool = False
+    ) -> None:
         self.size = size
+        chosen = (devices or range(size)) if backend == "nccl" else [None] * size
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._children: list[_Child] = []
         for rank in range(size):
             here, there = _context.Pipe()
-            given = (there, self._store.port, rank, size, backend, envs.CPU_EXECUTOR.get())
-            process = _context.Process(target=_serve, args=given, daemon=True, name=f"rank-{rank}")
+            place = _Place(rank, size, self._store.port, envs.CPU_EXECUTOR.get(), chosen[rank], hidden)
+            process = _context.Process(target=_serve, args=(there, place), daemon=True, name=f"rank-{rank}")
             process.start()
             there.close()
             self._children.append(_Child(process, here))
@@ -159,12 +175,11 @@ def run_ranks(body: Callable[..., Any], size: int, *args: Any, timeout_s: float 
         return world.outcomes(body, *args, timeout_s=timeout_s)
 
 
-def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend: str, executor: str) -> None:
+def _serve(pipe: connection.Connection, place: _Place) -> None:
     """A rank's process: run tasks until None comes or the parent is gone."""
-    envs.CPU_EXECUTOR.set(executor)  # the fork server remembers the environment of its own start
     failure = ""
     try:
-        _join(port, rank, size, backend)
+        _join(place)
     except BaseException:
         failure = traceback.format_exc()
     while True:
@@ -179,7 +194,7 @@ def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend
                 if unpickled is None:
                     break
                 body, args = unpickled
-                outcome.value = body(rank, size, *args)
+                outcome.value = body(place.rank, place.size, *args)
             except BaseException:
                 outcome.error = traceback.format_exc()
         try:
@@ -190,10 +205,12 @@ def _serve(pipe: connection.Connection, port: int, rank: int, size: int, backend
     os._exit(0)  # no orderly end of the process group: peers may be dead
 
 
-def _join(port: int, rank: int, size: int, backend: str) -> None:
-    if backend == "nccl":
-        envs.prepare_cuda_rank()
-        torch.cuda.set_device(rank)
+def _join(place: _Place) -> None:
+    envs.CPU_EXECUTOR.set(place.executor)
+    if place.device is not None:
+        envs.prepare_cuda_rank(place.device if place.is_hidden else None)
+        torch.cuda.set_device(0 if place.is_hidden else place.device)
     patience = timedelta(seconds=START_S)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    store = dist.TCPStore("127.0.0.1", place.port, is_master=False, timeout=patience)
+    backend = "gloo" if place.device is None else "nccl"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=patience)

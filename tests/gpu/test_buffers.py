@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from deep_gemm_k3.mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
 from deep_gemm_k3.mega.first_call import first_call
+from deep_gemm_k3.mega.group import GroupError
 from deep_gemm_k3.mega.local_world import LocalRank, local_world
 from deep_gemm_k3.mega.publication import PublicationWorkspace
+from deep_gemm_k3.testing.processes import ProcessWorld
 
 pytestmark = pytest.mark.gpu
 
@@ -203,3 +205,16 @@ def test_rotation_runs_inside_a_graph() -> None:
         assert made.generation == (1 + step) % 3
         graph.replay()
         assert made.flags.tolist()[1:5] == [(1 + step) % 3, made.generation_bytes, 1, 5 * 512 * 2]
+
+
+def share_a_device(rank: int, size: int) -> str:
+    with pytest.raises(GroupError) as caught:
+        make()
+    return str(caught.value)
+
+
+def test_processes_that_share_a_device_are_refused() -> None:
+    """Their kernels would take turns instead of meeting."""
+    with ProcessWorld(2, "nccl", devices=(0, 0)) as world:
+        for error in world.run(share_a_device, timeout_s=60.0):
+            assert "device: wanted one for each process, given ranks 0 and 1 on device" in error
