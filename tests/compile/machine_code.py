@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 
-LOAD_GLOBAL, WGMMA, TO_UNIFORM_REGISTER = 0x981, 0x9F0, 0x2CA
+LOAD_GLOBAL, LOAD_LOCAL, STORE_LOCAL, TO_UNIFORM_REGISTER = 0x981, 0x983, 0x387, 0x2CA
+WGMMA = (0x9F0, 0xDF0)  # A from shared memory, from registers
 
 
 def instructions(cubin: bytes) -> list[tuple[int, int]]:

@@ -18,10 +18,9 @@
 //   publication   every CTA of every rank -> CTA 0 of every rank: cumulative counts (system)
 //
 // Timelines, one call
-//   dispatch   | header, routes, rows out | headers in, count, list | rows in -> pool | reset | ........ | release,
-//   acquire | producer   | shared L1 tiles ........ | routed L1 (list, gathered) | routed L2 (L1 done) | shared L2   |
-//   math       |  shared L1 tiles ....... |  routed L1                 |  routed L2 -> peers |  shared L2   | combine,
-//   norm |
+//   dispatch     header, routes, rows out | headers in, counts, list | rows in -> pool | counters | visibility
+//   producer     shared L1 | routed L1 (list, gathered) | routed L2 (L1 done) | shared L2 (shared L1 done)
+//   math         shared L1 | routed L1 -> pool          | routed L2 -> peers  | shared L2 -> output, peers | combine
 //
 // Barriers
 //   init --sync-- [dispatch: kDispatch among 3 warps]              +- kTasksDone -> publication warp -+
@@ -62,6 +61,7 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
 template <Config C, class Engine>
 __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uint8_t* roles) {
     auto* words = reinterpret_cast<uint32_t*>(roles);
+    roles::prefetch_inputs<C>(params);
     if (threadIdx.x == 0) {
         const uint8_t* buffer = params.buffers[params.rank];
         words[plan::roles_memory::kEpoch / 4] = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;

@@ -148,28 +148,39 @@ __device__ __forceinline__ void count_directly(
     });
 }
 
-// How a CTA publishes its counts: two experts to a word while no share can reach 65536 routes, else one.
+// How a CTA publishes its counts: two experts to a word while an expert of the rank cannot reach 65536 routes, so that
+// sums of words need not be taken apart; else one.
 template <Config C, bool kIsWide>
 struct RouteCounts {
     static constexpr int kExpertsPerVector = kIsWide ? 4 : 8;
     static constexpr int kNumVectors = plan::roles_memory::padded_experts(C) / kExpertsPerVector;
+    // Threads that share the CTAs of one vector.
+    static constexpr int kThreadsPerVector = max_of(1, kNumDispatchThreads / kNumVectors);
 
     static __device__ __forceinline__ uint32_t pack(const uint32_t* num_rows, int word) {
         return kIsWide ? num_rows[word] : num_rows[2 * word] | num_rows[2 * word + 1] << 16;
     }
-    // Adds one CTA's counts to the rank's, and to our cursors when that CTA's share lies before ours.
-    static __device__ __forceinline__ void add(const Context& ctx, uint4 counts, bool is_before, int expert) {
-        const uint32_t words[4] = {counts.x, counts.y, counts.z, counts.w};
+    static __device__ __forceinline__ void add(uint4& sum, const uint4& more) {
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    }
+    static __device__ __forceinline__ uint32_t unpack(const uint32_t (&words)[4], int i) {
+        return kIsWide ? words[i] : (words[i / 2] >> (i % 2 * 16)) & 0xFFFF;
+    }
+    // Adds to the rank's counts, and to our cursors what lies before our share.
+    static __device__ __forceinline__ void add_to_list(
+        const Context& ctx, const uint4& all, const uint4& before, int expert) {
+        const uint32_t all_words[4] = {all.x, all.y, all.z, all.w};
+        const uint32_t before_words[4] = {before.x, before.y, before.z, before.w};
 #pragma unroll
         for (int i = 0; i < kExpertsPerVector; ++i) {
-            const uint32_t count = kIsWide ? words[i] : ((i & 1) != 0 ? words[i / 2] >> 16 : words[i / 2] & 0xFFFF);
-            if (count == 0)
+            const uint32_t num_all = unpack(all_words, i), num_before = unpack(before_words, i);
+            if (num_all == 0)
                 continue;
-            atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], count);
+            atomicAdd(&words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert + i], num_all);
 #pragma unroll
             for (int warp = 0; warp < plan::kNumDispatchWarps; ++warp)
-                if (is_before)
-                    atomicAdd(&cursors<C>(ctx, warp)[expert + i], count);
+                if (num_before != 0)
+                    atomicAdd(&cursors<C>(ctx, warp)[expert + i], num_before);
         }
     }
 };
@@ -196,8 +207,7 @@ __device__ __forceinline__ void count_by_shares(
     });
     if (!all_healthy(ctx))
         return;
-    // The same for all CTAs: a share is hardly longer than the mean.
-    if (num_words / ctx.num_ctas < 0x7F00)
+    if (2 * num_words < 0x10000) // the same for all CTAs
         exchange_counts<C, false>(ctx, self);
     else
         exchange_counts<C, true>(ctx, self);
@@ -219,11 +229,21 @@ __device__ __forceinline__ void exchange_counts(const Context& ctx, const Dispat
         num_rows[i] = 0;
     if (!rank_barrier(ctx, self, 1))
         return;
+    constexpr int kInFlight = C.num_ctas_per_sm > 1 ? 2 : 8; // what the registers allow
     const auto* vectors = reinterpret_cast<const uint4*>(counts);
-#pragma unroll 4
-    for (int i = self.thread; i < ctx.num_ctas * Counts::kNumVectors; i += kNumDispatchThreads)
-        Counts::add(ctx, vectors[i], i / Counts::kNumVectors < ctx.cta_idx,
-            i % Counts::kNumVectors * Counts::kExpertsPerVector);
+#pragma unroll 1
+    for (int i = self.thread; i < Counts::kNumVectors * Counts::kThreadsPerVector; i += kNumDispatchThreads) {
+        const int vector = i % Counts::kNumVectors;
+        uint4 all = {0, 0, 0, 0}, before = {0, 0, 0, 0};
+#pragma unroll kInFlight
+        for (int cta = i / Counts::kNumVectors; cta < ctx.num_ctas; cta += Counts::kThreadsPerVector) {
+            const uint4 more = vectors[cta * Counts::kNumVectors + vector];
+            Counts::add(all, more);
+            if (cta < ctx.cta_idx)
+                Counts::add(before, more);
+        }
+        Counts::add_to_list(ctx, all, before, vector * Counts::kExpertsPerVector);
+    }
 }
 
 // First pool block of every expert, which warp 0 notes for all, and the pool rows at which this warp's share begins.

@@ -179,29 +179,36 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
     }
 }
 
-// What this rank's warps will read of its own inputs, asked for in the first instructions: afterwards the copies of
-// weights fill the memory's queue, and every line that is not in the L2 yet comes several microseconds late.
+// What this rank will read of its own inputs, asked for in the kernel's first instructions, one line a thread: the
+// copies of weights, which begin when the call's number has been read, then queue behind it, not before it. Every line
+// that is asked for later comes several microseconds late.
 template <Config C>
-__device__ __forceinline__ void prefetch_inputs(const Context& ctx, const DispatchWarp& self) {
-    const auto prefetch = [&](const uint8_t* from, uint32_t num_bytes) {
-#pragma unroll 1
-        for (uint32_t at = (self.unit * 32 + ctx.lane_idx) * 128; at < num_bytes; at += self.num_units * 32 * 128)
-            ptx::prefetch_l2(from + at);
+__device__ __forceinline__ void prefetch_inputs(const Params& params) {
+    constexpr int kLineBytes = 128;
+    int line = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    const auto ask = [&](const void* from, int num_bytes) {
+        const int num_lines = ceil_div(num_bytes, kLineBytes);
+        if (line >= 0 && line < num_lines)
+            ptx::prefetch_l2(static_cast<const uint8_t*>(from) + line * kLineBytes);
+        line -= num_lines;
     };
-    const uint32_t num_tokens = ctx.params.num_tokens;
-    prefetch(sched::component<C>(ctx, plan::Component::kInputX), num_tokens * C.shape.hidden);
-    prefetch(sched::component<C>(ctx, plan::Component::kInputScales), num_tokens * (C.shape.hidden / 32));
+    const auto ask_component = [&](plan::Component which, int num_bytes) {
+        ask(params.buffers[params.rank] + plan::component_offset(C.shape, which), num_bytes);
+    };
+    ask_component(plan::Component::kInputTopkIdx, params.num_tokens * C.shape.num_topk * 8);
+    ask_component(plan::Component::kInputTopkWeights, params.num_tokens * C.shape.num_topk * 4);
+    ask_component(plan::Component::kInputX, params.num_tokens * C.shape.hidden);
+    ask_component(plan::Component::kInputScales, params.num_tokens * (C.shape.hidden / 32));
     if constexpr (C.has_rms_norm)
-        prefetch(static_cast<const uint8_t*>(ctx.params.rms_weight), C.shape.hidden * 2);
+        ask(params.rms_weight, C.shape.hidden * 2);
 }
 
 template <Config C>
 __device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& self) {
-    prefetch_inputs<C>(ctx, self);
-    // The last CTA has the fewest tasks.
-    if (ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 0)
+    // The first CTAs begin first.
+    if (ctx.cta_idx == 0 && self.warp == 0)
         push_header<C>(ctx);
-    if (C.shape.num_ranks > 1 && ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 1)
+    if (C.shape.num_ranks > 1 && ctx.cta_idx == 0 && self.warp == 1)
         push_ready<C>(ctx);
     push_route_words<C>(ctx, self);
     if constexpr (C.shape.num_ranks > 1) {
