@@ -47,7 +47,7 @@ int routed_tokens_for(Architecture arch, double mean) {
         double mean;
         int num_tokens;
     };
-    static constexpr Step kSM90[] = {{4, 8}, {10, 16}, {22, 32}, {60, 64}, {88, 96}};
+    static constexpr Step kSM90[] = {{4.8, 8}, {10, 16}, {22, 32}, {60, 64}, {88, 96}};
     static constexpr Step kSM100[] = {{10, 16}, {22, 32}, {48, 64}, {76, 96}, {128, 128}};
     if (arch == Architecture::kSM100) {
         for (const Step& step : kSM100)
