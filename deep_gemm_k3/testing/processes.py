@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ GRACE_S = 30.0
 
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "deep_gemm_k3.testing.runner", "deep_gemm_k3.mega.first_call"])
+
+
+def warm_up() -> None:
+    """Start what processes are forked from; its imports go on while the caller does something else."""
+    forkserver.ensure_running()
 
 
 @dataclass

@@ -15,11 +15,19 @@ from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.group import Group, as_group
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.data import WorldShape
+from deep_gemm_k3.testing.processes import warm_up
 from deep_gemm_k3.testing.runner import RankResult, check_published, check_rank, make_buffer, run_rank
 from deep_gemm_k3.testing.world import RankInput, RankOutput, mega_moe_reference
 
 BACKEND = "nccl" if DEVICE.type == "cuda" else "gloo"
 PROCESSES = 2
+
+
+class Warm:
+    """Something to do while kernels are compiled: start what the processes are forked from."""
+
+    def start(self) -> None:
+        warm_up()
 
 
 class OneRank:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from mega_support import DENSE, DEVICE, EXACT_SWIGLU, RS, SITU, SP_RS, SWIGLU, Family, Signature, bits, rank_call
-from process_support import BACKEND, PROCESSES, ProcessFamily
+from process_support import BACKEND, PROCESSES, ProcessFamily, Warm
 from test_mega_bits import Repeats, rows_of
 from test_mega_graphs import replay_publishing, two_worlds
 
@@ -48,6 +48,7 @@ STRADDLING = ProcessFamily(
 HASTY = ProcessFamily(TWO.shape, EXACT_SWIGLU, RS, timeout_s=TIMEOUT_S)
 K3 = ProcessFamily(WorldShape((384,) * PROCESSES, 112 * PROCESSES, 16, *K3_WIDTHS), SP_RS)
 ALONE = Family(WorldShape((384,), 8, 4, 1024, 512, 384, 2048, 256), *INVARIANT)
+BACKGROUND = Warm()
 FAMILIES = (TWO, STRADDLING, HASTY, K3, ALONE)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mega_support import DEVICE, SITU, Signature
-from process_support import BACKEND, PROCESSES, ProcessFamily
+from process_support import BACKEND, PROCESSES, ProcessFamily, Warm
 from upstream_caller import SIGNATURES, call_all, shape
 
 from deep_gemm_k3 import envs
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.gpu2, pytest.mark.timeout(60)]
 SMALL = ProcessFamily(
     WorldShape((384,) * PROCESSES, 4, 2, 384, 128, 384, 256, 128), Signature("rs", SITU, batch_invariant=True)
 )
+BACKGROUND = Warm()
 FAMILIES = (ProcessFamily(shape(PROCESSES), *SIGNATURES), SMALL)
 
 
