@@ -45,7 +45,7 @@ def sweep(data: Row) -> str:
     text = ""
     for mode in [m for m in dict.fromkeys(r["mode"] for r in rows) if m != "routed"]:
         chosen = [r for r in rows if r["mode"] == mode]
-        head = ["tokens", f"everything fused, {mode}, us", "routed alone, us"]
+        head = ["tokens", f"everything fused, {mode}, us (lowest replay)", "routed alone, us"]
         head += ["both, sustained, us"] if turns else []
         head += ["floors: memory / tensor, us"]
         head += ["of the floor", "best public, routed alone, us", "goal, us"]
@@ -57,7 +57,8 @@ def sweep(data: Row) -> str:
         lines = []
         for row in chosen:
             tokens = row["shape"]["tokens"]
-            cells = [f"{tokens}", f"{row['us']:.1f}", f"{alone[tokens]:.1f}" if tokens in alone else ""]
+            low = min(t["low"] for t in row["graph"])
+            cells = [f"{tokens}", f"{row['us']:.1f} ({low:.1f})", f"{alone[tokens]:.1f}" if tokens in alone else ""]
             if turns:
                 cells.append(" / ".join(f"{turns.get(tokens, {}).get(m, 0):.1f}" for m in (mode, "routed")))
             cells += [*_floors(row), *_peers(row)]
