@@ -39,34 +39,39 @@ def _where(data: Row, mode: str, tokens: int) -> str:
 
 def sweep(data: Row) -> str:
     """Everything fused and the routed part alone over tokens; the unfused sums where they were timed."""
-    rows = data["rows"]
-    alone = {r["shape"]["tokens"]: r["us"] for r in rows if r["mode"] == "routed"}
-    turns = {r["shape"]["tokens"]: r["in_turns_us"] for r in rows if r.get("in_turns_us")}
-    text = ""
-    for mode in [m for m in dict.fromkeys(r["mode"] for r in rows) if m != "routed"]:
-        chosen = [r for r in rows if r["mode"] == mode]
-        head = ["tokens", f"everything fused, {mode}, us (lowest replay)", "routed alone, us"]
-        head += ["both, sustained, us"] if turns else []
-        head += ["floors: memory / tensor, us"]
-        head += ["of the floor", "best public, routed alone, us", "goal, us"]
-        compared = any("baselines" in r for r in chosen)
+    by_mode: dict[str, dict[int, Row]] = {}
+    for row in data["rows"]:
+        by_mode.setdefault(row["mode"], {})[row["shape"]["tokens"]] = row
+    fused = [mode for mode in by_mode if mode != "routed"]
+    if not fused:
+        return publication(data)
+    first = by_mode[fused[0]]
+    turns = any(row.get("in_turns_us") for row in first.values())
+    compared = any("baselines" in row for row in first.values())
+    located = any(_where(data, fused[0], tokens) for tokens in first)
+    shown = {mode: f"everything fused, {mode}" for mode in fused}
+    if "routed" in by_mode:
+        shown["routed"] = "routed alone"
+    head = ["tokens", *(f"{said}, us (lowest replay)" for said in shown.values())]
+    head += ["sustained, us"] if turns else []
+    head += ["floors: memory / tensor, us", "of the floor", "best public, routed alone, us", "goal, us"]
+    if compared:
+        head += ["sums: own / parts / GEMMs, us", "longer than"]
+    head += ["where the time goes"] if located else []
+    lines = []
+    for tokens, row in first.items():
+        cells = [f"{tokens}", *(_time(by_mode[mode].get(tokens)) for mode in shown)]
+        if turns:
+            cells.append(" / ".join(f"{row.get('in_turns_us', {}).get(mode, 0):.1f}" for mode in shown))
+        cells += [*_floors(row), *_peers(row)]
         if compared:
-            head += ["sums: own routed and cuBLAS / BF16 parts / BF16 GEMMs only, us", "longer than"]
-        located = any(_where(data, mode, r["shape"]["tokens"]) for r in chosen)
-        head += ["where the time goes"] if located else []
-        lines = []
-        for row in chosen:
-            tokens = row["shape"]["tokens"]
-            low = min(t["low"] for t in row["graph"])
-            cells = [f"{tokens}", f"{row['us']:.1f} ({low:.1f})", f"{alone[tokens]:.1f}" if tokens in alone else ""]
-            if turns:
-                cells.append(" / ".join(f"{turns.get(tokens, {}).get(m, 0):.1f}" for m in (mode, "routed")))
-            cells += [*_floors(row), *_peers(row)]
-            if compared:
-                cells += _sums(row)
-            lines.append(cells + ([_where(data, mode, tokens)] if located else []))
-        text += _table(head, lines) + "\n"
-    return text + publication(data)
+            cells += _sums(row)
+        lines.append(cells + ([_where(data, fused[0], tokens)] if located else []))
+    return _table(head, lines) + "\n" + publication(data)
+
+
+def _time(row: Row | None) -> str:
+    return "" if row is None else f"{row['us']:.1f} ({min(t['low'] for t in row['graph']):.1f})"
 
 
 def _sums(row: Row) -> list[str]:
