@@ -66,6 +66,7 @@ class Family:
     """Calls of one shape: ``shape.tokens`` is the capacity of the ranks, ``shape.shared_tokens`` that of the shared expert."""
 
     ranks_on_a_device: int | None = None  # None: all of them
+    has_statistics = True
 
     def __init__(self, shape: WorldShape, *signatures: Signature, **buffer_options: Any) -> None:
         self.shape, self.signatures = shape, signatures
@@ -161,7 +162,7 @@ class Family:
         common = {
             "num_ranks": s.ranks, "num_experts": s.experts, "num_topk": s.topk, "hidden": s.hidden,
             "intermediate_hidden": s.intermediate, "num_max_tokens_per_rank": -(-max(1, *s.tokens, 0) // 384) * 384,
-            "target": TARGET, "num_sms": options.get("num_sms") or sms // sharing, "has_statistics": True,
+            "target": TARGET, "num_sms": options.get("num_sms") or sms // sharing, "has_statistics": self.has_statistics,
             "whole_device": sharing == 1 and "num_sms" not in options,
         }  # fmt: skip
         shared_limit = common["num_max_tokens_per_rank"] if s.shared_tokens is None else max(s.shared_tokens, 1)
