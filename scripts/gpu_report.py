@@ -142,7 +142,9 @@ def main() -> int:
         timer = threading.Timer(options.limit, recorder.stop)
         timer.daemon = True
         timer.start()
-    code = int(pytest.main(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"], plugins=[recorder]))
+    # A test that runs too long shall fail; the other method ends the process.
+    arguments = ["--timeout-method=signal", *(arguments or [str(ROOT / "tests"), "-m", "gpu", "-q"])]
+    code = int(pytest.main(arguments, plugins=[recorder]))
     report["exit_code"] = code
     recorder.write()
     print(f"{options.out}: {report['totals']} in {report['seconds']} s")
