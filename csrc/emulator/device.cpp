@@ -1,4 +1,5 @@
 #include "device.hpp"
+#include "lower.hpp"
 #include "races.hpp"
 
 #include <algorithm>
@@ -67,7 +68,8 @@ std::shared_ptr<const Program> Module::program(const std::string& kernel) {
     const Function& function = *syntax_->functions[found->second];
     if (!function.is_entry)
         refuse("kernel", "an .entry", kernel + ", a .func");
-    return programs_[kernel] = Decoder(*syntax_, layout_, function).run();
+    lowered_.push_back(lower(*syntax_, function));
+    return programs_[kernel] = Decoder(*syntax_, layout_, *lowered_.back()).run();
 }
 
 std::shared_ptr<ModuleInstance> Module::instantiate() const {

@@ -20,6 +20,7 @@ class Module {
   private:
     std::unique_ptr<Syntax> syntax_;
     ModuleLayout layout_;
+    std::vector<std::unique_ptr<Function>> lowered_; // what the programs were made of
     std::map<std::string, std::shared_ptr<const Program>> programs_;
     std::mutex mutex_;
 };

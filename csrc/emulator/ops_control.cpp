@@ -197,7 +197,8 @@ void build_call(Builder& b) {
     const std::string& name = b.at(at).name;
     bool is_print = name == "vprintf", is_assert = name == "__assertfail";
     if (!is_print && !is_assert)
-        b.fail("calls of '" + name + "' are not modelled; only vprintf and __assertfail");
+        b.fail(
+            "calls of '" + name + "' are not modelled: it has no body here, and is neither vprintf nor __assertfail");
     for (const Operand& parameter : b.at(at + 1).parts)
         b.constant_extra(b.local_offset(parameter));
     b.emit(is_print ? exec_vprintf : exec_assertfail);

@@ -5,16 +5,43 @@ namespace deep_gemm_k3::emulator {
 
 namespace {
 
-// Brings the lanes of the member mask together; `together` are the lanes that execute. False: blocked.
-bool gather(Warp& w, const Inst& in, u32 m, Ref members, u32& together) {
-    return meet(w, in, m, w.row<u32>(members)[first_lane(m)], together);
+// Lanes that come with different member masks, as tiles of a warp do, are groups of their own: `run` executes each.
+// Where a group still waits for lanes, the others leave it and try again on their own.
+bool apart(Warp& w, const Inst& in, u32 m, const u32* members, Handler run) {
+    u32 first = members[first_lane(m)];
+    if (!(m & mask_of([&](int i) { return members[i] != first; })))
+        return false;
+    u32 groups[kLanes], count = 0;
+    bool is_complete = true;
+    for (u32 left = m; left; left &= ~groups[count++]) {
+        u32 mask = members[first_lane(left)];
+        groups[count] = left & mask_of([&](int i) { return members[i] == mask; });
+        is_complete &= (mask & w.live & ~groups[count]) == 0;
+    }
+    if (is_complete) {
+        for (u32 i = 0; i < count; ++i)
+            run(w, in, groups[i]);
+        return true;
+    }
+    u32 others = m & ~groups[0];
+    w.new_split(w.pc - 1, others, w.node);
+    w.mask &= ~others;
+    run(w, in, groups[0]);
+    return true;
+}
+
+// Brings the lanes of the member mask together; `together` are the lanes that execute. False: blocked, or done by
+// `run`.
+bool gather(Warp& w, const Inst& in, u32 m, Ref members, u32& together, Handler run) {
+    const u32* masks = w.row<u32>(members);
+    return !apart(w, in, m, masks, run) && meet(w, in, m, masks[first_lane(m)], together);
 }
 
 enum Shuffle : u16 { kUp, kDown, kBfly, kIdx };
 
 void exec_shfl(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    if (!gather(w, in, m, w.extra(in, 0), together))
+    if (!gather(w, in, m, w.extra(in, 0), together, exec_shfl))
         return;
     u32 value[kLanes];
     std::memcpy(value, w.row<u32>(in.a), sizeof(value));
@@ -72,7 +99,7 @@ enum Vote : u16 { kAll, kAny, kUni, kBallot };
 
 void exec_vote(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    if (!gather(w, in, m, in.b, together))
+    if (!gather(w, in, m, in.b, together, exec_vote))
         return;
     u32 p = w.predicate(in.a) & together;
     if (in.mode == kBallot)
@@ -99,7 +126,7 @@ void build_vote(Builder& b) {
 template <class T>
 void exec_match(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    if (!gather(w, in, m, in.b, together))
+    if (!gather(w, in, m, in.b, together, exec_match<T>))
         return;
     T value[kLanes];
     std::memcpy(value, w.row<T>(in.a), sizeof(value));
@@ -138,7 +165,7 @@ enum Reduce : u16 { kAdd, kMin, kMax, kAnd, kOr, kXor, kFloatMin, kFloatMax };
 
 void exec_redux(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    if (!gather(w, in, m, in.b, together))
+    if (!gather(w, in, m, in.b, together, exec_redux))
         return;
     const u32* a = w.row<u32>(in.a);
     u16 op = in.mode & 15;
@@ -213,7 +240,7 @@ void build_redux(Builder& b) {
 
 void exec_elect(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    if (!gather(w, in, m, in.b, together))
+    if (!gather(w, in, m, in.b, together, exec_elect))
         return;
     u32 leader = static_cast<u32>(first_lane(together));
     write_lanes(w.row<u32>(in.dst), together, [&](int) { return leader; });
@@ -236,7 +263,7 @@ void build_elect(Builder& b) {
 
 void exec_warp_barrier(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    gather(w, in, m, in.b, together);
+    gather(w, in, m, in.b, together, exec_warp_barrier);
 }
 
 void register_warp(Table& table) {

@@ -38,6 +38,14 @@ bool Parser::body_directive() {
         registers();
     } else if (word == ".loc") {
         location();
+    } else if (word == ".branchtargets") {
+        if (function_->statements.empty() || function_->statements.back().label.empty())
+            fail(".branchtargets without a label");
+        auto& table = function_->branch_tables[function_->statements.back().label];
+        do
+            table.push_back(name());
+        while (accept(","));
+        expect(";");
     } else if (word == ".pragma") {
         next();
         expect(";");

@@ -118,6 +118,7 @@ struct Function {
     std::vector<Register> registers;
     std::vector<Variable> variables; // .shared, .local and .param of the body
     std::vector<Statement> statements;
+    std::map<std::string, std::vector<std::string>> branch_tables; // labels by the name of their .branchtargets
     u32 max_threads[3] = {0, 0, 0};
     bool required_threads = false;
     u32 cluster[3] = {0, 0, 0};
