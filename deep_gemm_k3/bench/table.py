@@ -59,7 +59,7 @@ def sweep(data: Row) -> str:
         head += ["sums: own / parts / GEMMs, us", "longer than"]
     head += ["where the time goes"] if located else []
     lines = []
-    for tokens, row in first.items():
+    for tokens, row in sorted(first.items()):
         cells = [f"{tokens}", *(_time(by_mode[mode].get(tokens)) for mode in shown)]
         if turns:
             cells.append(" / ".join(f"{row.get('in_turns_us', {}).get(mode, 0):.1f}" for mode in shown))
