@@ -85,14 +85,14 @@ def pinned(plan: Plan) -> dict[str, Any]:
     }
 
 
-def compile_plans(plans: Sequence[Plan], traced: bool = False) -> str:
-    """Compile the kernels of many plans in parallel (``traced``: those with a timeline too); what was done, in words."""
+def compile_plans(plans: Sequence[Plan], traced: Sequence[Plan] = ()) -> str:
+    """Compile the kernels of many plans in parallel, of the ``traced`` ones those with a timeline; what was done, in words."""
     from ..jit.kernel import default_store
     from ..jit.source import KernelSource
     from ..jit.warmup import warm_up
 
-    kinds = ("", "_traced") if traced else ("",)
-    sources = {(p.literal, k): KernelSource(KERNELS[p.target] + k, p.target, p.literal) for p in plans for k in kinds}
+    wanted = [(p, "") for p in plans] + [(p, "_traced") for p in traced]
+    sources = {(p.literal, k): KernelSource(KERNELS[p.target] + k, p.target, p.literal) for p, k in wanted}
     return str(warm_up(list(sources.values()), default_store()))
 
 

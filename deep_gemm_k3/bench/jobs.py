@@ -90,14 +90,16 @@ def _prepare(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
 
 def _compile(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Setting) -> str:
     sms = torch.cuda.get_device_properties(setting.device).multi_processor_count
-    plans = []
+    plans, traced = [], []
     for shape, mode, overrides in shapes:
         how = replace(setting.how, overrides=overrides)
         on_device = shape.ranks if setting.group is None else 1
         share = how.num_sms or sms // on_device
         facts = {"target": setting.target, "num_sms": share, "whole_device": on_device == 1}
         plans.append(plan_of(shape, mode, how, **facts))
-    return compile_plans(plans, setting.traces)
+        if setting.traces and mode == shapes[0][1]:  # the mode that is traced
+            traced.append(plans[-1])
+    return compile_plans(plans, traced)
 
 
 def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:

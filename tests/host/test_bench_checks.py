@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from deep_gemm_k3.bench import case, check, data, jobs
 from deep_gemm_k3.bench.measure import Bench, Effort, World
 from deep_gemm_k3.bench.work import Shape
+from deep_gemm_k3.mega.plan import Plan
 
 TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
 CPU = torch.device("cpu")
@@ -91,3 +94,23 @@ def test_weight_copies_hold_the_same_values_elsewhere() -> None:
     assert torch.equal(again.routed[0][0][0], a[0])
     other = data.rank_data(shape, 1, 1, CPU, "sm_90a", 1)
     assert not torch.equal(other.routed[0][0][0], a[0])
+
+
+def test_a_job_compiles_its_kernels_and_the_traced_modes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_plans(plans: list[Plan], traced: list[Plan]) -> str:
+        compiled.append(([p.literal for p in plans], [p.literal for p in traced]))
+        return "done"
+
+    monkeypatch.setattr(jobs, "compile_plans", compile_plans)
+    device = type("Properties", (), {"multi_processor_count": 132})()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    points: list[tuple[Shape, str, dict[str, Any]]] = [
+        (Shape(m, shared_tokens=m), mode, {}) for m in (8, 512) for mode in ("dense", "routed")
+    ]
+    for where in (False, True):
+        jobs._prepare(points, jobs.Setting(torch.device("cuda", 0), where=where, say=lambda _: None))
+    (plans, nothing), (again, traced) = compiled
+    assert plans == again and len(set(plans)) == 4 and not nothing
+    assert traced == [plans[0], plans[2]]
