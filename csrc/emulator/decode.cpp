@@ -233,6 +233,7 @@ std::unique_ptr<Program> Decoder::run() {
     build_blocks();
     find_reconvergence();
     liveness();
+    watch_registers();
     compact();
     return std::move(program_);
 }

@@ -129,6 +129,7 @@ class Decoder {
     void build_blocks();
     void find_reconvergence();
     void liveness();
+    void watch_registers();
     void allocate();
     void compact();
 };

@@ -200,6 +200,10 @@ void Decoder::compact() {
             code[kept++] = code[i];
     }
     code.resize(kept);
+    if (!program_->watches.empty())
+        program_->watch_at.assign(kept, kNoPc);
+    for (u32 i = 0; i < program_->watches.size(); ++i)
+        program_->watch_at[moved[program_->watches[i].inst]] = i;
     for (Inst& inst : code) {
         if (inst.target != kNoPc)
             inst.target = moved[inst.target];

@@ -85,6 +85,14 @@ struct SpecialRow {
     u64 addend; // symbol rows: base plus this
 };
 
+// An instruction that mentions registers of wgmma, by their number among the watched ones.
+struct Watch {
+    u32 inst = 0;
+    Handler run = nullptr; // the instruction itself
+    bool is_copy = false;  // mov of the register in uses to the one in defs
+    std::vector<u32> uses, defs;
+};
+
 struct Program {
     const Syntax* syntax = nullptr;
     const Function* function = nullptr;
@@ -96,7 +104,10 @@ struct Program {
     u32 static_shared = 0; // end of static shared variables, from address 0
     u32 local_bytes = 0;
     u32 param_bytes = 0;
-    u32 cta_group = 0;               // of all its tcgen05 instructions; 0: it has none
+    u32 cta_group = 0; // of all its tcgen05 instructions; 0: it has none
+    u32 watched_registers = 0;
+    std::vector<Watch> watches;
+    std::vector<u32> watch_at;       // per instruction: index into watches; empty when there are none
     std::string where(u32 pc) const; // "kernel, PTX line 12 (source file.cu:34): add.s32"
 };
 

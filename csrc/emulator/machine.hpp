@@ -102,6 +102,17 @@ struct Meeting {
     std::vector<Split*> waiting;
 };
 
+// What a warp knows of its program's watched registers.
+struct WatchedRegisters {
+    struct Register {
+        u64 group = 0;        // commit group, from 1, of the last wgmma that uses it
+        u32 origin = 0;       // the register whose content it holds
+        bool is_dirty = true; // written since the last wgmma.fence
+    };
+    std::vector<Register> state;
+    u64 complete = 0; // groups that have been waited for
+};
+
 enum class Stop : u8 { None, Blocked, Parked, Yield, Switch };
 
 struct Warp {
@@ -129,8 +140,9 @@ struct Warp {
     u64 wgmma_committed = 0;                  // groups
     std::deque<std::vector<u32>> wgmma_reads; // per group not yet waited for: 16-byte pieces of shared memory it reads
     std::vector<u32> wgmma_open;              // the same, not yet committed
-    u32 carry = 0;                            // the condition-code bit of each lane
-    std::deque<u32> wgmma_stamps;             // per group not yet waited for, with race detection
+    WatchedRegisters watched;
+    u32 carry = 0;                // the condition-code bit of each lane
+    std::deque<u32> wgmma_stamps; // per group not yet waited for, with race detection
     u32 wgmma_stamp = 0, wgmma_done_stamp = 0;
     u8 tensor_chain[kLanes] = {};            // its addresses name the chains of tcgen05 operations, one per lane
     std::map<u32, LaneGroups> tensor_stores; // tcgen05.st, in the entry of lane 0

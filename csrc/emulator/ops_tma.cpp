@@ -153,6 +153,18 @@ void gather_box(MemoryMap& memory, const Tile& tile, u8* box) {
     });
 }
 
+// Tells the race detector which global memory a box is read from or written to.
+void note_global(Warp& w, AsyncOp& op, const Tile& tile, bool is_write) {
+    if (!op.stamp)
+        return;
+    u64 step = tile.map.element_strides[0];
+    for_rows(tile, [&](u64, u64 address, u32 first, u32 last) {
+        if (first < last)
+            note_async(w, op, reinterpret_cast<const u8*>(address + first * step * tile.element),
+                ((last - first - 1) * step + 1) * tile.element, is_write);
+    });
+}
+
 template <class F>
 void for_chunks(u32 offset, u64 bytes, Swizzle swizzle, F f) { // swizzles move pieces of 16 bytes (8 with the flip)
     u32 piece = swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16;
@@ -256,6 +268,7 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
         op->to_shared = true;
         for (Cta* cta : targets)
             note_async(w, *op, cta->shared.data() + to.offset, tile.bytes, true);
+        note_global(w, *op, tile, false);
         auto box = std::make_shared<std::vector<u8>>(tile.bytes);
         op->read = [=, &machine] { gather_box(machine.memory, tile, box->data()); };
         op->write = [=, &machine] {
@@ -290,6 +303,7 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         auto op = new_op(w, "a tensor store");
         op->group = open_group(w.bulk_groups, lane);
         note_async(w, *op, from.cta->shared.data() + from.offset, tile.bytes, false);
+        note_global(w, *op, tile, reduce == ReduceOp::None);
         auto box = std::make_shared<std::vector<u8>>(tile.bytes);
         op->read = [=] {
             read_box(*from.cta, from.offset, tile, box->data());

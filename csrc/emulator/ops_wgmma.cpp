@@ -2,6 +2,7 @@
 // complete for a waiting warp once all four warps have issued it, as the hardware's collective operation does.
 #include "matrix.hpp"
 #include "races.hpp"
+#include "watch.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -195,12 +196,15 @@ void exec_mma(Warp& w, const Inst& in, u32 m) {
         std::memset(out, 0, sizeof(float) * static_cast<size_t>(16 * s.n));
     product_add(w, out, a, b, {16, s.n, s.k, s.a, false});
     store_accumulator(w, in, s, out);
+    watch_product(w);
     note_reads(w, std::move(reads));
     ++w.machine->counters.wgmma;
     w.machine->counters.macs += static_cast<u64>(16 * s.n * s.k);
 }
 
-void exec_fence(Warp&, const Inst&, u32) {}
+void exec_fence(Warp& w, const Inst&, u32) {
+    watch_fence(w);
+}
 
 void exec_commit(Warp& w, const Inst& in, u32 m) {
     u32 together;
@@ -251,6 +255,7 @@ void exec_wait(Warp& w, const Inst& in, u32 m) {
         cta.wgmma_waiters.emplace_back(&w, w.current);
         return w.block("waits for the other warps of its warpgroup to issue wgmma", 0, target);
     }
+    watch_wait(w, target);
     for (u32 i = w.index / 4 * 4; i < w.index / 4 * 4 + 4 && i < cta.warps.size(); ++i)
         complete_groups(w, *cta.warps[i], target);
 }

@@ -48,18 +48,23 @@ Races::State& Races::state(Warp& w) {
     return mine;
 }
 
-Races::Shadow& Races::shadow(u64 address) {
+// The shadows of the 64 bytes around an address.
+Races::Shadow* Races::shadow_block(u64 address) {
     auto& block = shadows_[address / 64];
     if (!block)
         block = std::make_unique<Shadow[]>(64);
-    return block[address % 64];
+    return block.get();
 }
 
 u32 Races::site(Warp& w) {
-    auto [found, is_new] = site_index_.try_emplace({w.program, w.pc}, static_cast<u32>(sites_.size()));
+    std::pair<const void*, u32> place{w.program, w.pc};
+    if (place == last_place_)
+        return last_site_;
+    auto [found, is_new] = site_index_.try_emplace(place, static_cast<u32>(sites_.size()));
     if (is_new)
         sites_.push_back(w.program->where(w.pc ? w.pc - 1 : 0));
-    return found->second;
+    last_place_ = place, last_site_ = found->second;
+    return last_site_;
 }
 
 // Whether threads of `to` lie within the scope as a thread of `from` sees it.
@@ -99,25 +104,44 @@ void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& kn
         machine_.report_at(w, "proxy", std::string(what) + " no proxy fence separates, after " + sites_[old.site]);
 }
 
+void Races::read_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known) {
+    if (at.write.clock)
+        check(w, at.write, now, known, "a read after a write that");
+    if (at.read.clock == 0 || at.read.who == now.who) {
+        at.read = now;
+        return;
+    }
+    auto same =
+        std::find_if(at.more_reads.begin(), at.more_reads.end(), [&](const Mark& old) { return old.who == now.who; });
+    if (same != at.more_reads.end())
+        *same = now;
+    else
+        at.more_reads.push_back(now);
+}
+
+void Races::write_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known) {
+    if (at.write.clock)
+        check(w, at.write, now, known, "two writes that");
+    auto check_reader = [&](Mark reader) {
+        reader.is_async = true; // a proxy fence orders writes; reads need the ordering only
+        check(w, reader, now, known, "a write after a read that");
+    };
+    if (at.read.clock)
+        check_reader(at.read);
+    for (const Mark& reader : at.more_reads)
+        check_reader(reader);
+    at.read = Mark{};
+    at.more_reads.clear();
+    at.write = now;
+}
+
 void Races::touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known) {
-    for (u64 i = 0; i < bytes; ++i) {
-        Shadow& at = shadow(address + i);
-        check(w, at.write, now, known, is_write ? "two writes that" : "a read after a write that");
-        if (is_write) {
-            for (const Mark& old : at.reads) {
-                Mark reader = old;
-                reader.is_async = true; // a proxy fence orders writes; reads need the ordering only
-                check(w, reader, now, known, "a write after a read that");
-            }
-            at.reads.clear();
-            at.write = now;
-            continue;
-        }
-        auto same = std::find_if(at.reads.begin(), at.reads.end(), [&](const Mark& old) { return old.who == now.who; });
-        if (same != at.reads.end())
-            *same = now;
-        else
-            at.reads.push_back(now);
+    while (bytes) {
+        Shadow* block = shadow_block(address);
+        u64 first = address % 64, last = std::min<u64>(64, first + bytes);
+        for (u64 i = first; i < last; ++i)
+            is_write ? write_byte(w, block[i], now, known) : read_byte(w, block[i], now, known);
+        address += last - first, bytes -= last - first;
     }
 }
 

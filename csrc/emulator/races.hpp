@@ -67,8 +67,8 @@ class Races {
         bool is_async = false;
     };
     struct Shadow {
-        Mark write;
-        std::vector<Mark> reads;
+        Mark write, read;
+        std::vector<Mark> more_reads; // of other warps than `read`'s
     };
     struct Release {
         Scope scope;
@@ -96,14 +96,18 @@ class Races {
     std::unordered_map<u32, Knowledge> ended_; // by rank: what launches that have ended did
     std::vector<std::string> sites_;
     std::map<std::pair<const void*, u32>, u32> site_index_;
+    std::pair<const void*, u32> last_place_{nullptr, 0};
+    u32 last_site_ = 0;
 
     State& state(Warp& w);
-    Shadow& shadow(u64 address);
+    Shadow* shadow_block(u64 address);
     u32 site(Warp& w);
     static bool covers(Scope scope, const Residence& from, const Residence& to);
     bool strong_pair(const Mark& old, const Mark& now) const;
     void check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what);
     void touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known);
+    void read_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known);
+    void write_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known);
 };
 
 } // namespace deep_gemm_k3::emulator

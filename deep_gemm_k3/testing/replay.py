@@ -9,9 +9,10 @@ fault, findings, or memory that differs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -198,51 +199,64 @@ def _error_records(launches: list[dict[str, Any]]) -> list[Memory]:
     return memory
 
 
-def record_world(
-    name: str,
-    shape: WorldShape,
-    options: Options,
-    mode: str,
-    *,
-    calls: int = 3,
-    num_sms: int = 2,
-    overrides: Callable[[SymmBuffer], None] | None = None,
-    how: RunOptions | None = None,
-    seed: int = 1,
-) -> Scene:
-    """``calls`` calls of a local world through the entry that ``mode`` names. ``overrides`` may prepare every buffer."""
+@dataclass(frozen=True)
+class Play:
+    """What is recorded: ``calls`` calls of the entry that ``mode`` names, for each act of ``acts`` (tokens of each rank) on
+    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel."""
+
+    name: str
+    shape: WorldShape
+    options: Options
+    mode: str
+    acts: tuple[tuple[int, ...], ...]
+    calls: int = 3
+    num_sms: int = 2
+    overrides: dict[str, Any] = field(default_factory=dict)
+    how: RunOptions = field(default_factory=RunOptions)
+    target: str = "sm_90a"
+    seed: int = 1
+
+
+def record(play: Play) -> list[Scene]:
+    """A scene for each act."""
+    from .._extension import ops
+
+    shape = replace(play.shape, tokens=tuple(max(tokens) for tokens in zip(*play.acts, strict=True)))
+    with on_emulator(seed=play.seed):
+        session = Session(shape, device="cpu", num_sms=play.num_sms)
+        for buffer in session.buffers:
+            if play.overrides:
+                ops().set_overrides(buffer.handle, json.dumps(play.overrides))
+        return [_record_act(play, session, replace(shape, tokens=tokens)) for tokens in play.acts]
+
+
+def _record_act(play: Play, session: Session, shape: WorldShape) -> Scene:
     from ..jit.kernel import default_store
 
-    with on_emulator(seed=seed):
-        session = Session(shape, device="cpu", num_sms=num_sms)
-        inputs = make_world(shape, seed, target=session.buffers[0].target)
-        if overrides is not None:
-            for buffer in session.buffers:
-                overrides(buffer)
+    inputs = make_world(shape, play.seed, target=play.target)
 
-        def begin(group: Any, buffer: SymmBuffer) -> RankCall:
-            call = RankCall(buffer, inputs[group.rank], options, mode, how or RunOptions())
-            call.fill()
-            return call
+    def begin(group: Any, buffer: SymmBuffer) -> RankCall:
+        call = RankCall(buffer, inputs[group.rank], play.options, play.mode, play.how)
+        call.fill()
+        return call
 
-        ranks = session.run(begin)
-        memory = [part for call in ranks for part in _reached(call.buffer, call)]
-        service.record(True)
+    def proceed(group: Any, buffer: SymmBuffer) -> None:
+        for _ in range(play.calls):
+            ranks[group.rank].call()
+            group.barrier("replay: after a call")
+        buffer.check()
 
-        def proceed(group: Any, buffer: SymmBuffer) -> None:
-            for _ in range(calls):
-                ranks[group.rank].call()
-                group.barrier("replay: after a call")
-            buffer.check()
-
-        session.run(proceed)
-        launches = service.recorded()
-        service.record(False)
+    ranks = session.run(begin)
+    memory = [part for call in ranks for part in _reached(call.buffer, call)]
+    service.record(True)
+    session.run(proceed)
+    launches = service.recorded()
+    service.record(False)
     artefacts = {artefact.entry: artefact for artefact in default_store().loaded()}
     used = {given["entry"] for given in launches}
     expected = {part.name: part.bytes.clone() for part in memory if part.is_result}
     return Scene(
-        name,
+        f"{play.name} {'+'.join(map(str, shape.tokens))}",
         launches,
         memory + _error_records(launches),
         expected,

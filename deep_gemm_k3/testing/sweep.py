@@ -1,0 +1,189 @@
+"""Every mutant of a kernel against recorded calls: who notices which, and who survives.
+
+Each mutant runs in a forked process, so that neither a crash nor an endless run stops the sweep; the recorded memory is
+the parent's and stays as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ..jit.source import INCLUDE_DIR
+from .mutation import Site, sites
+from .replay import Outcome, Play, Scene, Schedule, record
+
+BUDGET = 20  # times the instructions of the unchanged kernel, at most
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a mutant: which act, how scheduled, with race detection or without."""
+
+    act: int
+    schedule: Schedule
+    races: bool
+
+
+@dataclass
+class Verdict:
+    """What became of one mutant. ``by``: kinds of what was noticed, ``limit`` for no end within the budget, ``crash`` and
+    ``hang`` for what the parent saw; empty when it survived all trials."""
+
+    site: str
+    number: int  # among the sites of the same group
+    by: list[str] = field(default_factory=list)
+    trial: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def survived(self) -> bool:
+        return not self.by
+
+
+def trials(num_acts: int, seeds: int) -> list[Trial]:
+    """Cheap ones first: without race detection, then with it; the small act before the large ones."""
+    found = [Trial(0, Schedule(0, "latest"), False)]
+    modes = ("random", "latest", "earliest")
+    found += [Trial(0, Schedule(seed, modes[seed % 3], (0, 20)[seed % 2]), True) for seed in range(seeds)]
+    found += [Trial(0, Schedule(100 + seed, modes[seed % 3], 10), False) for seed in range(seeds)]
+    for act in range(1, num_acts):
+        found += [Trial(act, Schedule(0, "latest"), False), Trial(act, Schedule(1, "random"), True)]
+    return found
+
+
+def with_lines(source: str, arch: str, expression: str) -> str:
+    """PTX of a kernel's source with line information; the instructions are those of the product's own compilation."""
+    from cuda.bindings import nvrtc
+
+    from ..jit.compiler import _blob, _ok
+    from ..jit.toolchain import find_toolchain
+
+    program = _ok(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    try:
+        _ok(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
+        options = [f"--gpu-architecture=compute_{arch.removeprefix('sm_')}", "--std=c++20", "--generate-line-info"]
+        options += [f"--include-path={path}" for path in (INCLUDE_DIR, *find_toolchain().include_dirs)]
+        _ok(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
+        return str(_blob(nvrtc, "PTX", program).rstrip(b"\0").decode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+class Sweep:
+    """A kernel, the acts that it is run in, and its mutants."""
+
+    def __init__(self, play: Play) -> None:
+        torch.set_num_threads(1)  # thread pools do not outlive a fork
+        self.play = play
+        self.scenes: list[Scene] = record(play)
+        entries = {entry for scene in self.scenes for entry in scene.ptx}
+        if len(entries) != 1:
+            raise ValueError(
+                f"acts of {play.name}: wanted one kernel for all, given {len(entries)}; pin the planner's choices"
+            )
+        (self.entry,) = entries
+        name = "mega_sm90" if play.target == "sm_90a" else "mega_sm100"
+        expression = f"deep_gemm_k3::kernels::{name}<deep_gemm_k3::config>"
+        self.ptx = with_lines(self.scenes[0].sources[self.entry], play.target, expression)
+        self.sites: list[Site] = list(sites(self.ptx))
+        numbers: dict[str, int] = {}
+        self.numbers = [numbers.setdefault(site.group, -1) for site in self.sites]
+        for i, site in enumerate(self.sites):
+            numbers[site.group] += 1
+            self.numbers[i] = numbers[site.group]
+        self.instructions: dict[int, int] = {}
+
+    def run(self, text: str, trial: Trial) -> Outcome:
+        limit = BUDGET * self.instructions[trial.act] if self.instructions else 0
+        return self.scenes[trial.act].replay({self.entry: text}, trial.schedule, races=trial.races, limit=limit)
+
+    def check(self, plan: Sequence[Trial]) -> None:
+        """Raises unless the unchanged kernel passes every trial; learns how long it takes."""
+        instructions: dict[int, int] = {}
+        for trial in plan:
+            outcome = self.run(self.ptx, trial)
+            if outcome:
+                raise RuntimeError(
+                    f"{self.play.name}, {trial}: {outcome.fault} {outcome.findings[:3]} {outcome.differing}"
+                )
+            known = instructions.get(trial.act, 0)
+            instructions[trial.act] = max(known, outcome.counters["instructions"])
+        self.instructions = instructions
+
+    def judge(self, index: int, plan: Sequence[Trial]) -> Verdict:
+        """Runs one mutant until somebody notices."""
+        site = self.sites[index]
+        text = site.mutate(self.ptx)
+        verdict = Verdict(site.group, self.numbers[index])
+        started = time.perf_counter()
+        for trial in plan:
+            outcome = self.run(text, trial)
+            if outcome:
+                verdict.by = outcome.kinds
+                verdict.trial = _trial_name(trial)
+                texts = [outcome.fault, *(f"{kind}: {text}" for kind, text in outcome.findings), *outcome.differing]
+                verdict.text = next(text for text in texts if text)[:400]
+                break
+        verdict.seconds = round(time.perf_counter() - started, 2)
+        return verdict
+
+    def _answer(self, index: int, plan: Sequence[Trial]) -> dict[str, Any]:
+        return asdict(self.judge(index, plan))
+
+    def verdicts(
+        self, chosen: Sequence[int], plan: Sequence[Trial], *, jobs: int = 2, wall_s: float = 120.0
+    ) -> Iterator[Verdict]:
+        """Of the mutants named by index, as they come. A mutant that takes longer than ``wall_s`` is a ``hang``."""
+        pending = list(reversed(chosen))
+        running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, process, start
+        while pending or running:
+            while pending and len(running) < jobs:
+                index = pending.pop()
+                pipe, process = _forked(functools.partial(self._answer, index, plan))
+                running[pipe] = (index, process, time.monotonic())
+            ready, _, _ = select.select(list(running), [], [], 1.0)
+            late = [pipe for pipe, (_, _, start) in running.items() if time.monotonic() - start > wall_s]
+            for pipe in {*ready, *late}:
+                index, process, _ = running.pop(pipe)
+                yield self._collect(pipe, process, index, pipe in ready)
+
+    def _collect(self, pipe: int, process: int, index: int, has_ended: bool) -> Verdict:
+        if not has_ended:
+            os.kill(process, signal.SIGKILL)
+        with os.fdopen(pipe) as stream:
+            answer = stream.read() if has_ended else ""
+        os.waitpid(process, 0)
+        if answer:
+            return Verdict(**json.loads(answer))
+        return Verdict(self.sites[index].group, self.numbers[index], ["crash" if has_ended else "hang"])
+
+
+def _trial_name(trial: Trial) -> str:
+    how = trial.schedule
+    return f"act {trial.act}, seed {how.seed}, {how.adversary}{', races' if trial.races else ''}"
+
+
+def _forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
+    """A pipe from which the child's answer comes, and the child."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(writer)
+        return reader, process
+    try:
+        os.close(reader)
+        with os.fdopen(writer, "w") as stream:
+            stream.write(json.dumps(work()))
+    finally:
+        os._exit(0)

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Remove every fence, wait, arrival, commit and expected byte of the kernels, one at a time, and see who notices.
+
+    python scripts/mutation_sweep.py                       all plays; writes docs/runs/mutation-COMMIT.json
+    python scripts/mutation_sweep.py --play splits --only 'wgmma'
+
+A play is a small problem for one configuration of the kernel, in one or more acts (token counts). A mutant that no trial of
+its play notices has survived. docs/mutation.md lists survivors with the reason why each is harmless; the reasons come from
+tests/emu/mutation_reasons.json, by patterns over a site's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from deep_gemm_k3.testing.plays import PLAYS  # noqa: E402
+from deep_gemm_k3.testing.sweep import Sweep, Verdict, trials  # noqa: E402
+
+
+def commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
+    started = time.monotonic()
+    one = Sweep(PLAYS[name])
+    plan = trials(len(one.scenes), arguments.seeds)
+    one.check(plan)
+    chosen = [i for i, site in enumerate(one.sites) if re.search(arguments.only, site.group)]
+    print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)
+    verdicts: list[Verdict] = []
+    for verdict in one.verdicts(chosen, plan, jobs=arguments.jobs):
+        verdicts.append(verdict)
+        if verdict.survived or arguments.verbose:
+            print(
+                f"  {'survives' if verdict.survived else '+'.join(verdict.by)}: {verdict.site} #{verdict.number}",
+                flush=True,
+            )
+    verdicts.sort(key=lambda verdict: (verdict.site, verdict.number))
+    by = Counter(kind for verdict in verdicts for kind in verdict.by)
+    seconds = round(time.monotonic() - started)
+    survived = sum(verdict.survived for verdict in verdicts)
+    print(
+        f"{name}: {survived} of {len(verdicts)} survive, {seconds} s; noticed by {dict(by.most_common())}", flush=True
+    )
+    return {"play": name, "kernel": one.entry, "seconds": seconds, "verdicts": [asdict(v) for v in verdicts]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--play", action="append", choices=sorted(PLAYS), help="these plays only")
+    parser.add_argument("--only", default="", help="sites whose name matches this pattern")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="seeds of the small act with race detection, and as many without"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--out", type=Path, help="the record's file")
+    parser.add_argument("--verbose", action="store_true", help="print every verdict")
+    arguments = parser.parse_args()
+    out = arguments.out or ROOT / "docs" / "runs" / f"mutation-{commit()}.json"
+    record = {"commit": commit(), "plays": [sweep(name, arguments) for name in arguments.play or PLAYS]}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {out}")
+    sys.stdout.flush()
+    os._exit(0)  # threads of recorded worlds are of no use any more
+
+
+if __name__ == "__main__":
+    main()
