@@ -38,7 +38,7 @@ def commit() -> str:
 def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     started = time.monotonic()
     one = Sweep(PLAYS[name])
-    plan = trials(len(one.scenes), arguments.seeds)
+    plan = trials(PLAYS[name], arguments.seeds)
     one.check(plan)
     chosen = [i for i, site in enumerate(one.sites) if re.search(arguments.only, site.group)]
     print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)

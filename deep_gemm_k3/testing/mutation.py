@@ -1,7 +1,7 @@
 """Mutants of PTX: one synchronising instruction removed or weakened, each named by where it comes from in the source.
 
 Every fence, wait, arrival, commit and expectation of bytes is a site; so is every load, store or reduction with acquire
-or release semantics, and every one of system scope. A site's place is the chain of functions that line information gives
+or release semantics: it becomes relaxed, or that of one device where its scope is the system. A site's place is the chain of functions that line information gives
 (innermost first), so that its name outlives edits elsewhere.
 """
 
@@ -48,7 +48,7 @@ RULES = (
     _rule("expect", r"mbarrier\.expect_tx.*"),
     _rule("expect", r"mbarrier\.arrive\.expect_tx\S*?(\.shared::\w+\.b64) _, (\[[^\]]*\]), .*", r"mbarrier.arrive\1 _, \2;"),
     _rule("weaker", rf"(ld|st|red|atom){_ORDER}(.*)", r"\1.relaxed\2"),
-    _rule("narrower", r"((?:ld|st|red|atom|fence)\.\w+)\.sys\b(.*)", r"\1.gpu\2"),
+    _rule("narrower", rf"((?:ld|st|red|atom|fence){_ORDER})\.sys\b(.*)", r"\1.gpu\2"),
 )  # fmt: skip
 
 

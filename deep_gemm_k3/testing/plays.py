@@ -7,30 +7,26 @@ from .oracle import Options
 from .replay import Play
 
 _SITU = Options("situ", None, 4.0, 25.0)
-
-
-def _shape(experts: int, topk: int, **shared: int) -> WorldShape:
-    return WorldShape(tokens=(), experts=experts, topk=topk, hidden=128, intermediate=128, **shared)
-
-
 _SHARED = {"shared_tokens": 4, "shared_hidden": 256, "shared_intermediate": 128}
 
 PLAYS = {
     play.name: play
     for play in (
-        # the second act sends plain rows and counts routes by shares
+        # one CTA on an SM; the second act sends plain rows and counts routes by shares
         Play(
             "sp_rs",
-            _shape(32, 16, **_SHARED),
+            WorldShape((), 32, 16, 128, 128, **_SHARED),
             _SITU,
             "sp_rs",
             ((3, 4), (257, 2)),
             calls=2,
             overrides={"routed_tokens": 8, "shared_tokens": 16, "num_ctas_per_sm": 1},
+            aborts=True,
         ),
+        # longer K, cut in two
         Play(
             "splits",
-            WorldShape((), 4, 2, 256, 256, **_SHARED),
+            WorldShape((), 4, 2, 768, 512, **{**_SHARED, "shared_hidden": 512, "shared_intermediate": 256}),
             _SITU,
             "dense",
             ((9, 0),),
@@ -44,10 +40,10 @@ PLAYS = {
         ),
         Play(
             "two CTAs",
-            _shape(4, 2, **_SHARED),
+            WorldShape((), 4, 2, 512, 384, **{**_SHARED, "shared_tokens": 20, "shared_intermediate": 256}),
             _SITU,
             "rs",
-            ((12, 5),),
+            ((40, 5),),
             calls=2,
             overrides={"routed_tokens": 32, "shared_tokens": 64, "num_ctas_per_sm": 2},
         ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,7 +101,14 @@ class Scene:
     expected: dict[str, torch.Tensor]
     ptx: dict[str, str]
     sources: dict[str, str]
+    is_abort: bool = False  # the calls end by an abort: only that all ranks report it alike is compared
     keep: Any = None
+
+    def results(self) -> list[tuple[str, torch.Tensor]]:
+        """What is compared, as memory holds it now."""
+        if self.is_abort:  # code and rank of every record
+            return [(part.name, part.bytes[:8]) for part in self.memory if part.name.startswith("error record")]
+        return [(part.name, part.bytes) for part in self.memory if part.is_result]
 
     def restore(self) -> None:
         for part in self.memory:
@@ -133,10 +140,10 @@ class Scene:
             device.run([_launch(given, modules) for given in self.launches])
         except EmulatorError as error:
             outcome.fault = str(error)
-        outcome.findings = [(finding.kind, finding.text) for finding in device.findings]
+        if not self.is_abort:  # who drains reads what nobody wrote, without waiting for anybody
+            outcome.findings = [(finding.kind, finding.text) for finding in device.findings]
         outcome.counters = device.counters
-        results = ((part.name, part.bytes) for part in self.memory if part.is_result)
-        outcome.differing = [name for name, now in results if not torch.equal(now, self.expected[name])]
+        outcome.differing = [name for name, now in self.results() if not torch.equal(now, self.expected[name])]
         return outcome
 
 
@@ -194,15 +201,16 @@ def _error_records(launches: list[dict[str, Any]]) -> list[Memory]:
         found[params.error_record] = given["rank"]
     memory = []
     for address, rank in found.items():
-        tensor = torch.frombuffer((ctypes.c_uint8 * 64).from_address(address), dtype=torch.uint8)
-        memory.append(Memory(f"error record of rank {rank}", tensor, False, tensor.clone()))
+        tensor = torch.frombuffer((ctypes.c_uint8 * 32).from_address(address), dtype=torch.uint8)
+        memory.append(Memory(f"error record of rank {rank}", tensor, False, torch.zeros_like(tensor)))
     return memory
 
 
 @dataclass(frozen=True)
 class Play:
     """What is recorded: ``calls`` calls of the entry that ``mode`` names, for each act of ``acts`` (tokens of each rank) on
-    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel."""
+    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel. ``aborts``: in a last
+    act, of one call with the tokens of the first, the last rank names an expert that does not exist."""
 
     name: str
     shape: WorldShape
@@ -213,6 +221,7 @@ class Play:
     num_sms: int = 2
     overrides: dict[str, Any] = field(default_factory=dict)
     how: RunOptions = field(default_factory=RunOptions)
+    aborts: bool = False
     target: str = "sm_90a"
     seed: int = 1
 
@@ -227,13 +236,18 @@ def record(play: Play) -> list[Scene]:
         for buffer in session.buffers:
             if play.overrides:
                 ops().set_overrides(buffer.handle, json.dumps(play.overrides))
-        return [_record_act(play, session, replace(shape, tokens=tokens)) for tokens in play.acts]
+        scenes = [_record_act(play, session, replace(shape, tokens=tokens)) for tokens in play.acts]
+        if play.aborts:
+            scenes.append(_record_act(play, session, replace(shape, tokens=play.acts[0]), is_abort=True))
+        return scenes
 
 
-def _record_act(play: Play, session: Session, shape: WorldShape) -> Scene:
+def _record_act(play: Play, session: Session, shape: WorldShape, is_abort: bool = False) -> Scene:
     from ..jit.kernel import default_store
 
     inputs = make_world(shape, play.seed, target=play.target)
+    if is_abort:
+        inputs[-1].routed.topk_idx[0, 0] = shape.experts + 5
 
     def begin(group: Any, buffer: SymmBuffer) -> RankCall:
         call = RankCall(buffer, inputs[group.rank], play.options, play.mode, play.how)
@@ -241,10 +255,12 @@ def _record_act(play: Play, session: Session, shape: WorldShape) -> Scene:
         return call
 
     def proceed(group: Any, buffer: SymmBuffer) -> None:
-        for _ in range(play.calls):
-            ranks[group.rank].call()
+        for _ in range(1 if is_abort else play.calls):
+            with suppress(RuntimeError) if is_abort else nullcontext():
+                ranks[group.rank].call()
             group.barrier("replay: after a call")
-        buffer.check()
+        if not is_abort:
+            buffer.check()
 
     ranks = session.run(begin)
     memory = [part for call in ranks for part in _reached(call.buffer, call)]
@@ -252,15 +268,18 @@ def _record_act(play: Play, session: Session, shape: WorldShape) -> Scene:
     session.run(proceed)
     launches = service.recorded()
     service.record(False)
+    records = _error_records(launches)
     artefacts = {artefact.entry: artefact for artefact in default_store().loaded()}
     used = {given["entry"] for given in launches}
-    expected = {part.name: part.bytes.clone() for part in memory if part.is_result}
-    return Scene(
-        f"{play.name} {'+'.join(map(str, shape.tokens))}",
+    scene = Scene(
+        f"{play.name} {'+'.join(map(str, shape.tokens))}{' abort' if is_abort else ''}",
         launches,
-        memory + _error_records(launches),
-        expected,
+        memory + records,
+        {},
         {entry: artefacts[entry].ptx for entry in used},
         {entry: artefacts[entry].source for entry in used},
+        is_abort,
         keep=(session, ranks),
     )
+    scene.expected = {name: now.clone() for name, now in scene.results()}
+    return scene

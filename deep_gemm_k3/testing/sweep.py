@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import select
 import signal
 import time
@@ -22,6 +23,7 @@ from ..jit.source import INCLUDE_DIR
 from .mutation import Site, sites
 from .replay import Outcome, Play, Scene, Schedule, record
 
+CPU_SECONDS = 120  # of one mutant, at most
 BUDGET = 20  # times the instructions of the unchanged kernel, at most
 
 
@@ -51,14 +53,18 @@ class Verdict:
         return not self.by
 
 
-def trials(num_acts: int, seeds: int) -> list[Trial]:
-    """Cheap ones first: without race detection, then with it; the small act before the large ones."""
+def trials(play: Play, seeds: int) -> list[Trial]:
+    """Cheap ones first: without race detection, then with it; the small act before the large ones. Whoever drains after an
+    abort waits for nobody, so that act runs without race detection only."""
+    num_acts = len(play.acts)
     found = [Trial(0, Schedule(0, "latest"), False)]
     modes = ("random", "latest", "earliest")
     found += [Trial(0, Schedule(seed, modes[seed % 3], (0, 20)[seed % 2]), True) for seed in range(seeds)]
     found += [Trial(0, Schedule(100 + seed, modes[seed % 3], 10), False) for seed in range(seeds)]
     for act in range(1, num_acts):
         found += [Trial(act, Schedule(0, "latest"), False), Trial(act, Schedule(1, "random"), True)]
+    if play.aborts:
+        found += [Trial(num_acts, Schedule(seed, modes[seed % 3], 10), False) for seed in range(3)]
     return found
 
 
@@ -141,32 +147,26 @@ class Sweep:
     def _answer(self, index: int, plan: Sequence[Trial]) -> dict[str, Any]:
         return asdict(self.judge(index, plan))
 
-    def verdicts(
-        self, chosen: Sequence[int], plan: Sequence[Trial], *, jobs: int = 2, wall_s: float = 120.0
-    ) -> Iterator[Verdict]:
-        """Of the mutants named by index, as they come. A mutant that takes longer than ``wall_s`` is a ``hang``."""
+    def verdicts(self, chosen: Sequence[int], plan: Sequence[Trial], *, jobs: int = 2) -> Iterator[Verdict]:
+        """Of the mutants named by index, as they come."""
         pending = list(reversed(chosen))
-        running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, process, start
+        running: dict[int, tuple[int, int]] = {}  # pipe -> index, process
         while pending or running:
             while pending and len(running) < jobs:
                 index = pending.pop()
                 pipe, process = _forked(functools.partial(self._answer, index, plan))
-                running[pipe] = (index, process, time.monotonic())
-            ready, _, _ = select.select(list(running), [], [], 1.0)
-            late = [pipe for pipe, (_, _, start) in running.items() if time.monotonic() - start > wall_s]
-            for pipe in {*ready, *late}:
-                index, process, _ = running.pop(pipe)
-                yield self._collect(pipe, process, index, pipe in ready)
+                running[pipe] = (index, process)
+            for pipe in select.select(list(running), [], [])[0]:
+                yield self._collect(pipe, *running.pop(pipe))
 
-    def _collect(self, pipe: int, process: int, index: int, has_ended: bool) -> Verdict:
-        if not has_ended:
-            os.kill(process, signal.SIGKILL)
+    def _collect(self, pipe: int, index: int, process: int) -> Verdict:
         with os.fdopen(pipe) as stream:
-            answer = stream.read() if has_ended else ""
-        os.waitpid(process, 0)
+            answer = stream.read()
+        _, status = os.waitpid(process, 0)
         if answer:
             return Verdict(**json.loads(answer))
-        return Verdict(self.sites[index].group, self.numbers[index], ["crash" if has_ended else "hang"])
+        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+        return Verdict(self.sites[index].group, self.numbers[index], ["hang" if is_late else "crash"])
 
 
 def _trial_name(trial: Trial) -> str:
@@ -183,6 +183,7 @@ def _forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
         return reader, process
     try:
         os.close(reader)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
         with os.fdopen(writer, "w") as stream:
             stream.write(json.dumps(work()))
     finally:
