@@ -200,7 +200,8 @@ std::string report_json(const Machine& machine) {
     const Observer& observer = machine.observer;
     for (size_t i = 0; i < observer.roles().size(); ++i)
         out += (i ? "," : "") + json_text(observer.roles()[i]) + ":" + counters_json(observer.counters[i]);
-    return out + "},\"printed\":" + json_text(machine.printed) + "}";
+    out += "},\"schedule\":" + std::to_string(machine.schedule);
+    return out + ",\"printed\":" + json_text(machine.printed) + "}";
 }
 
 } // namespace deep_gemm_k3::emulator

@@ -5,6 +5,7 @@
 
 namespace deep_gemm_k3::emulator {
 
+inline constexpr char kSleeps[] = "sleeps"; // Wait::what of one that has looked at nothing since it last slept
 void exec_exit(Warp& w, const Inst& in, u32 m);
 void exec_label(Warp& w, const Inst& in, u32 m);
 void exec_reconverge(Warp& w, const Inst& in, u32 m);

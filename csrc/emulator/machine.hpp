@@ -252,6 +252,7 @@ struct Machine {
     Observer observer;
     u8 current_role = 0xff; // of the warp that runs
     u64 epoch = 1, virtual_ns = 1000000, live_warps = 0;
+    u64 schedule = 0; // digest of which warp ran how far when, and of what completed when
     u32 next_warp_id = 0;
     u64 next_cta = 1;
     std::string printed;
@@ -272,6 +273,9 @@ struct Machine {
     void wake(Warp* warp, Split* split);
     void wake_all(std::vector<std::pair<Warp*, Split*>>& waiters);
     void submit(std::unique_ptr<AsyncOp> op); // an asynchronous operation, done now or later as the adversary likes
+    void note_schedule(u64 a, u64 b) {
+        schedule = (schedule ^ (a << 32 | b)) * 0x9e3779b97f4a7c15ull + (schedule >> 29);
+    }
     void report(const std::string& kind, const std::string& text);
     void report_at(Warp& w, const std::string& kind, const std::string& text);
     std::string who(const Warp& w) const;

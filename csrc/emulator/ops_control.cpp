@@ -78,7 +78,14 @@ void build_trap(Builder& b) {
 
 void exec_nothing(Warp&, const Inst&, u32) {}
 
+// Whoever looks at memory between two naps waits for it; one that does not waits for time alone.
 void exec_yield(Warp& w, const Inst&, u32) {
+    bool looks = false;
+    for (Poll& poll : w.current->polls) {
+        looks |= poll.pc != kNoPc;
+        poll.pc = kNoPc;
+    }
+    w.wait.what = looks ? nullptr : kSleeps;
     w.stop = Stop::Parked;
 }
 

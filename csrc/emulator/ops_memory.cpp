@@ -64,7 +64,7 @@ void note_poll(Warp& w, u64 hash) {
     for (Poll& poll : split.polls) {
         if (poll.pc == pc) {
             if (poll.hash == hash && poll.effects == w.effects)
-                w.stop = Stop::Parked;
+                w.stop = Stop::Parked, w.wait.what = nullptr;
             poll.hash = hash, poll.effects = w.effects;
             return;
         }

@@ -1,6 +1,7 @@
 // The scheduler: which warp runs next, when asynchronous work completes, and what to do when nobody can go on.
 #include <algorithm>
 
+#include "exec.hpp"
 #include "mbarrier.hpp"
 #include "races.hpp"
 
@@ -12,6 +13,7 @@ namespace {
 // poll only, and a poll may be several loads.
 constexpr u32 kQuietRounds = 1024;
 constexpr u32 kTimeRounds = kQuietRounds + 368; // the same, when virtual time may run on
+constexpr u32 kSleepRounds = 20; // further rounds, each of twice the time, while somebody only sleeps
 constexpr u64 kLivelockInstructions = 1000000000;
 
 } // namespace
@@ -57,6 +59,7 @@ void Machine::complete_async(size_t index) {
                 return complete_async(other);
     }
     AsyncOp& op = *async[index];
+    note_schedule(index, op.pc);
     const Counters before = counters;
     const u8 charged = current_role == 0xff ? op.role : 0xff; // else it counts with the warp that runs
     bool both = options.adversary != Adversary::Random || (random() & 1);
@@ -133,14 +136,16 @@ bool Machine::quiet_round(u32& rounds) {
     quiet_epoch = epoch;
     ++rounds;
     bool nobody = parked.empty() && timed.empty();
-    u32 limit = options.time_on_deadlock ? kTimeRounds : kQuietRounds;
+    bool somebody_sleeps =
+        std::any_of(parked.begin(), parked.end(), [](const auto& entry) { return entry.second->wait.what == kSleeps; });
+    u32 limit = options.time_on_deadlock ? kTimeRounds : kQuietRounds + (somebody_sleeps ? kSleepRounds : 0);
     if (nobody || rounds > limit) {
         if (!release_meetings_softly())
             return false;
         rounds = 0;
         return true;
     }
-    if (options.time_on_deadlock && rounds > kQuietRounds)
+    if (rounds > kQuietRounds)
         virtual_ns += u64{1000} << std::min<u32>(rounds - kQuietRounds, 40);
     virtual_ns += 100;
     unpark_all(true);
@@ -184,6 +189,7 @@ void Machine::run_warp(Warp& w) {
             break;
     }
     u32 executed = budget - left;
+    note_schedule(w.id, u64{w.pc} << 16 ^ executed);
     w.executed += executed;
     counters.instructions += executed;
     virtual_ns += executed / 8 + 1;

@@ -113,6 +113,8 @@ class Device:
         self.role_counters: dict[str, dict[str, int]] = {}
         self.findings: list[Finding] = []
         self.printed = ""
+        self.schedule = 0
+        """A digest of which warp ran how far when and what completed when: equal for equal runs."""
 
     def __del__(self) -> None:
         if getattr(self, "_machine", None):
@@ -184,6 +186,7 @@ class Device:
         self.counters, self.role_counters = report["counters"], report["roles"]
         self.findings = [Finding(**entry) for entry in report["findings"]]
         self.printed = report["printed"]
+        self.schedule = report["schedule"]
         if not done:
             raise EmulatorError(failure)
 
