@@ -12,6 +12,7 @@ tests/emu/mutation_reasons.json, by patterns over a site's name.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from deep_gemm_k3.testing.plays import PLAYS  # noqa: E402
-from deep_gemm_k3.testing.sweep import Sweep, Verdict, trials  # noqa: E402
+from deep_gemm_k3.testing.report import Reasons, document, latest_record  # noqa: E402
+from deep_gemm_k3.testing.sweep import Sweep, Verdict, is_small, trials  # noqa: E402
 
 
 def commit() -> str:
@@ -35,12 +37,21 @@ def commit() -> str:
     ).stdout.strip()
 
 
+def digest(group: str, number: int) -> bytes:
+    """Decides which mutants are in a sample: by their names, so that edits elsewhere do not change the choice."""
+    return hashlib.sha256(f"{group} #{number}".encode()).digest()
+
+
 def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     started = time.monotonic()
     one = Sweep(PLAYS[name])
     plan = trials(PLAYS[name], arguments.seeds)
+    if arguments.small:
+        plan = [trial for trial in plan if is_small(PLAYS[name], trial.act)]
     one.check(plan)
     chosen = [i for i, site in enumerate(one.sites) if re.search(arguments.only, site.group)]
+    if arguments.sample:
+        chosen = sorted(chosen, key=lambda i: digest(one.sites[i].group, one.numbers[i]))[: arguments.sample]
     print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)
     verdicts: list[Verdict] = []
     for verdict in one.verdicts(chosen, plan, jobs=arguments.jobs):
@@ -67,10 +78,16 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, default=3, help="seeds of the small act with race detection, and as many without"
     )
+    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each play, always the same; 0: all")
+    parser.add_argument("--small", action="store_true", help="only the small acts of each play")
+    parser.add_argument("--document", action="store_true", help="only write docs/mutation.md from the committed record")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, help="the record's file")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     arguments = parser.parse_args()
+    if arguments.document:
+        (ROOT / "docs" / "mutation.md").write_text(document(latest_record(), Reasons.load()))
+        return
     out = arguments.out or ROOT / "docs" / "runs" / f"mutation-{commit()}.json"
     record = {"commit": commit(), "plays": [sweep(name, arguments) for name in arguments.play or PLAYS]}
     out.parent.mkdir(parents=True, exist_ok=True)

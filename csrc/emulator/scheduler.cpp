@@ -13,7 +13,7 @@ namespace {
 // poll only, and a poll may be several loads.
 constexpr u32 kQuietRounds = 1024;
 constexpr u32 kTimeRounds = kQuietRounds + 368; // the same, when virtual time may run on
-constexpr u32 kSleepRounds = 20; // further rounds, each of twice the time, while somebody only sleeps
+constexpr u32 kSleepRounds = 20;                // further rounds, each of twice the time, while somebody only sleeps
 constexpr u64 kLivelockInstructions = 1000000000;
 
 } // namespace

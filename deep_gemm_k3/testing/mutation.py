@@ -11,7 +11,7 @@ import ctypes
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 _ORDER = r"\.(?:acquire|release|acq_rel)\b"
@@ -61,6 +61,7 @@ class Site:
     op: str
     chain: tuple[str, ...]  # functions, innermost first
     text: str  # the mutated line
+    also: tuple[Site, ...] = ()  # mutated with it
 
     @property
     def group(self) -> str:
@@ -69,7 +70,8 @@ class Site:
 
     def mutate(self, ptx: str) -> str:
         lines = ptx.split("\n")
-        lines[self.line] = self.text
+        for site in (self, *self.also):
+            lines[site.line] = site.text
         return "\n".join(lines)
 
 
@@ -150,6 +152,17 @@ def sites(ptx: str) -> Iterator[Site]:
                 yield Site(
                     number, rule.kind, body.split()[0].rstrip(";"), chain, statement[1] + changed if changed else ""
                 )
+
+
+def together(found: Iterable[Site]) -> Iterator[Site]:
+    """For each instruction that occurs more than once: all its sites of one kind mutated at once. Where two instructions
+    do the same work twice, only these show that it is needed."""
+    groups: dict[tuple[str, str], list[Site]] = {}
+    for site in found:
+        groups.setdefault((site.kind, site.op), []).append(site)
+    for (kind, op), members in groups.items():
+        if len(members) > 1:
+            yield Site(members[0].line, kind, op, ("every function",), members[0].text, tuple(members[1:]))
 
 
 def census(ptx: str) -> Counter[str]:

@@ -12,13 +12,14 @@ _SHARED = {"shared_tokens": 4, "shared_hidden": 256, "shared_intermediate": 128}
 PLAYS = {
     play.name: play
     for play in (
-        # one CTA on an SM; the second act sends plain rows and counts routes by shares
+        # one CTA on an SM; without routed rows nothing but its own counters orders the shared expert's two halves; the
+        # third act sends plain rows and counts routes by shares
         Play(
             "sp_rs",
             WorldShape((), 32, 16, 128, 128, **_SHARED),
             _SITU,
             "sp_rs",
-            ((3, 4), (257, 2)),
+            ((3, 4), (0, 0), (257, 2)),
             calls=2,
             overrides={"routed_tokens": 8, "shared_tokens": 16, "num_ctas_per_sm": 1},
             aborts=True,
@@ -29,7 +30,7 @@ PLAYS = {
             WorldShape((), 4, 2, 768, 512, **{**_SHARED, "shared_hidden": 512, "shared_intermediate": 256}),
             _SITU,
             "dense",
-            ((9, 0),),
+            ((9, 0), (0, 0)),
             calls=2,
             overrides={
                 "routed_tokens": 16,
@@ -43,7 +44,7 @@ PLAYS = {
             WorldShape((), 4, 2, 512, 384, **{**_SHARED, "shared_tokens": 20, "shared_intermediate": 256}),
             _SITU,
             "rs",
-            ((40, 5),),
+            ((40, 5), (0, 0)),
             calls=2,
             overrides={"routed_tokens": 32, "shared_tokens": 64, "num_ctas_per_sm": 2},
         ),

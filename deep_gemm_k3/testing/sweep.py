@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..jit.source import INCLUDE_DIR
-from .mutation import Site, sites
+from .mutation import Site, sites, together
 from .replay import Outcome, Play, Scene, Schedule, record
 
 CPU_SECONDS = 120  # of one mutant, at most
@@ -53,6 +53,10 @@ class Verdict:
         return not self.by
 
 
+def is_small(play: Play, act: int) -> bool:
+    return act < len(play.acts) and play.is_small(play.acts[act])
+
+
 def trials(play: Play, seeds: int) -> list[Trial]:
     """Cheap ones first: without race detection, then with it; the small act before the large ones. Whoever drains after an
     abort waits for nobody, so that act runs without race detection only."""
@@ -63,6 +67,8 @@ def trials(play: Play, seeds: int) -> list[Trial]:
     found += [Trial(0, Schedule(100 + seed, modes[seed % 3], 10), False) for seed in range(seeds)]
     for act in range(1, num_acts):
         found += [Trial(act, Schedule(0, "latest"), False), Trial(act, Schedule(1, "random"), True)]
+        if is_small(play, act):
+            found += [Trial(act, Schedule(seed, modes[seed % 3], 20), True) for seed in (2, 3)]
     if play.aborts:
         found += [Trial(num_acts, Schedule(seed, modes[seed % 3], 10), False) for seed in range(3)]
     return found
@@ -103,6 +109,7 @@ class Sweep:
         expression = f"deep_gemm_k3::kernels::{name}<deep_gemm_k3::config>"
         self.ptx = with_lines(self.scenes[0].sources[self.entry], play.target, expression)
         self.sites: list[Site] = list(sites(self.ptx))
+        self.sites += together(self.sites)
         numbers: dict[str, int] = {}
         self.numbers = [numbers.setdefault(site.group, -1) for site in self.sites]
         for i, site in enumerate(self.sites):

@@ -50,7 +50,7 @@ TWINS = {
         'asm volatile("bar.sync 1, FAULT;" ::: "memory"); y[t] = 1;', "64", "96", {"deadlock"}
     ),
     "arrival without expectation": Twins(
-        INIT.replace("COUNT", "1") + "if (t == 0) { arrive(&bar); FAULT arrive(&bar); } wait(&bar, 0); y[t] = 1;",
+        INIT.replace("COUNT", "1") + "if (t == 0) { arrive(&bar); FAULT arrive(&bar); } __syncthreads(); y[t] = 1;",
         "wait(&bar, 0);",
         "if (x[0] == 7) wait(&bar, 0); else { asm volatile(\"mbarrier.arrive.shared::cta.b64 _, [%0], 2;\" :: \"r\"(sptr(&bar)) : \"memory\"); }",
         {"mbarrier"},
@@ -92,7 +92,7 @@ TWINS = {
     ),
     "two copies into one stage": Twins(
         INIT.replace("COUNT", "1")
-        + "if (t == 0) { expect(&bar, 256); " + LOAD + " FAULT expect(&bar, 256); " + LOAD + " } wait(&bar, 1); y[t] = tile[t];",
+        + "if (t == 0) { expect(&bar, 256); " + LOAD + " FAULT expect(&bar, 256); " + LOAD + " wait(&bar, 1); } __syncthreads(); y[t] = tile[t];",
         "wait(&bar, 0);",
         "if (0)",
         {"race", "mbarrier", "deadlock"},
@@ -111,7 +111,7 @@ TWINS = {
     "uninitialised shared memory": Twins("FAULT tile[t] = 1; __syncthreads(); y[t] = tile[t];", "", "if (t != 9)", {"uninitialised-shared"}),
     "a CTA of the cluster has exited": Twins(
         'tile[t] = t; ' + CLUSTER + 'u32 other; asm volatile("mapa.shared::cluster.u32 %0, %1, 1;" : "=r"(other) : "r"(sptr(tile))); '
-        'if (blockIdx.x == 0) { for (int i = 0; i < 200; ++i) ((volatile int*)y)[63] = i; u32 v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(other + 4 * t) : "memory"); y[t] = v; } FAULT',
+        'if (blockIdx.x == 0) { for (volatile int i = 0; i < 200; ++i) {} u32 v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(other + 4 * t) : "memory"); y[t] = v; } FAULT',
         CLUSTER,
         "",
         {"use-after-free"},
