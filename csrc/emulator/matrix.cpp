@@ -26,6 +26,15 @@ float matrix_element(u32 code, Type type) {
 void widen(const u8* from, float* to, int count, Type type) {
     switch (type) {
     case Type::BF16:
+        if (count == 8) {
+            typedef u16 Halves __attribute__((vector_size(16)));
+            typedef u32 Words __attribute__((vector_size(32)));
+            Halves halves;
+            std::memcpy(&halves, from, sizeof(halves));
+            Words words = __builtin_convertvector(halves, Words) << 16;
+            std::memcpy(to, &words, sizeof(words));
+            return;
+        }
         for (int i = 0; i < count; ++i) {
             u16 x;
             std::memcpy(&x, from + 2 * i, 2);
@@ -53,6 +62,21 @@ void widen(const u8* from, float* to, int count, Type type) {
             to[i] = matrix_element(x, type);
         }
     }
+}
+
+void transpose_four(const float* from, int from_step, float* to, int to_step) {
+    typedef float Four __attribute__((vector_size(16)));
+    typedef s32 Order __attribute__((vector_size(16)));
+    constexpr Order kLow{0, 4, 1, 5}, kHigh{2, 6, 3, 7}, kFirst{0, 1, 4, 5}, kSecond{2, 3, 6, 7};
+    Four row[4];
+    for (int i = 0; i < 4; ++i)
+        std::memcpy(&row[i], from + i * from_step, sizeof(Four));
+    Four a = __builtin_shuffle(row[0], row[1], kLow), b = __builtin_shuffle(row[2], row[3], kLow),
+         c = __builtin_shuffle(row[0], row[1], kHigh), d = __builtin_shuffle(row[2], row[3], kHigh);
+    Four column[4] = {__builtin_shuffle(a, b, kFirst), __builtin_shuffle(a, b, kSecond),
+        __builtin_shuffle(c, d, kFirst), __builtin_shuffle(c, d, kSecond)};
+    for (int i = 0; i < 4; ++i)
+        std::memcpy(to + i * to_step, &column[i], sizeof(Four));
 }
 
 namespace {

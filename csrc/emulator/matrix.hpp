@@ -14,6 +14,9 @@ struct SumShape {
 // in double and rounded once to single
 void product_add(Warp& w, float* out, const float* a, const float* b, const SumShape& shape);
 
+// to[j][i] = from[i][j] for four rows and columns, rows `from_step` and `to_step` apart
+void transpose_four(const float* from, int from_step, float* to, int to_step);
+
 // A matrix element type of the tensor cores, as singles.
 float matrix_element(u32 code, Type type);
 void widen(const u8* from, float* to, int count, Type type); // `count` consecutive elements of a 1-, 2- or 4-byte type

@@ -65,7 +65,9 @@ const u8* piece_at(Warp& w, u32 address, std::vector<u32>& reads) {
         throw Fault("out-of-bounds", "wgmma reads shared memory at offset " + std::to_string(address) +
                                          "; the CTA has " + std::to_string(kSharedReserved) + ".." +
                                          std::to_string(cta.shared.size()));
-    if (std::memchr(cta.written.data() + address, 0, 16))
+    u64 written[2]; // a byte per byte, 0 or 1
+    std::memcpy(written, cta.written.data() + address, sizeof(written));
+    if ((written[0] & written[1]) != 0x0101010101010101u)
         w.machine->report_at(w, "uninitialised-shared",
             "wgmma reads shared memory that nobody has written, offset " + std::to_string(address));
     reads.push_back(address >> 4);
@@ -84,6 +86,19 @@ struct Part {
 void load_operand(Warp& w, const Descriptor& d, const Part& p, std::vector<u32>& reads) {
     int per = 16 / type_size(p.type);
     float value[16];
+    if (!p.transposed && p.row_step == 1 && p.count % 4 == 0) { // rows become columns: four at a time
+        alignas(32) float rows[4][32];
+        for (int row = 0; row < p.count; row += 4) {
+            for (int r = 0; r < 4; ++r)
+                for (int piece = 0; piece < p.k / per; ++piece) {
+                    u32 address = d.k_major(static_cast<u32>(p.first + row + r), static_cast<u32>(piece));
+                    widen(piece_at(w, address, reads), &rows[r][piece * per], per, p.type);
+                }
+            for (int k = 0; k < p.k; k += 4)
+                transpose_four(&rows[0][k], 32, p.out + row + k * p.k_step, p.k_step);
+        }
+        return;
+    }
     if (!p.transposed) {
         for (int row = 0; row < p.count; ++row)
             for (int piece = 0; piece < p.k / per; ++piece) {
@@ -119,14 +134,42 @@ inline int tile_at(int n, int r, int lane) {
     return (lane / 4 + 8 * (r & 1)) * n + 8 * (r >> 1) + lane % 4 * 2;
 }
 
+// Four lanes of two registers, a row's eight neighbouring columns: lane by lane in registers, column by column in
+// tiles.
+typedef float Four __attribute__((vector_size(16)));
+typedef s32 Order __attribute__((vector_size(16)));
+
+void to_tile(const float* even, const float* odd, float* out, int n) {
+    for (int row = 0; row < 8; ++row, even += 4, odd += 4, out += n) {
+        Four a, b;
+        std::memcpy(&a, even, sizeof(a)), std::memcpy(&b, odd, sizeof(b));
+        Four first = __builtin_shuffle(a, b, Order{0, 4, 1, 5}), second = __builtin_shuffle(a, b, Order{2, 6, 3, 7});
+        std::memcpy(out, &first, sizeof(first)), std::memcpy(out + 4, &second, sizeof(second));
+    }
+}
+
+void from_tile(const float* tile, float* even, float* odd, int n) {
+    for (int row = 0; row < 8; ++row, even += 4, odd += 4, tile += n) {
+        Four first, second;
+        std::memcpy(&first, tile, sizeof(first)), std::memcpy(&second, tile + 4, sizeof(second));
+        Four a = __builtin_shuffle(first, second, Order{0, 2, 4, 6}),
+             b = __builtin_shuffle(first, second, Order{1, 3, 5, 7});
+        std::memcpy(even, &a, sizeof(a)), std::memcpy(odd, &b, sizeof(b));
+    }
+}
+
 void load_accumulator(Warp& w, const Inst& in, const Shape& s, float* out) {
+    if (s.d != Type::F16) {
+        for (u32 r = 0; r < static_cast<u32>(s.n) / 4; ++r)
+            to_tile(w.row<float>(w.extra(in, 2 * r)), w.row<float>(w.extra(in, 2 * r + 1)),
+                out + tile_at(s.n, static_cast<int>(r), 0), s.n);
+        return;
+    }
     for (int r = 0; r < s.n / 4; ++r)
         for (int i = 0; i < 2; ++i) {
-            bool half = s.d == Type::F16;
-            const u32* row = w.row<u32>(w.extra(in, static_cast<u32>(half ? r : 2 * r + i)));
+            const u32* row = w.row<u32>(w.extra(in, static_cast<u32>(r)));
             for (int lane = 0; lane < kLanes; ++lane)
-                out[tile_at(s.n, r, lane) + i] =
-                    half ? f16_to_float(row[lane] >> (16 * i) & 0xffff) : bits<float>(row[lane]);
+                out[tile_at(s.n, r, lane) + i] = f16_to_float(row[lane] >> (16 * i) & 0xffff);
         }
 }
 
@@ -139,11 +182,8 @@ void store_accumulator(Warp& w, const Inst& in, const Shape& s, const float* out
                                                                            << 16;
             continue;
         }
-        for (int i = 0; i < 2; ++i) {
-            float* row = w.row<float>(w.extra(in, static_cast<u32>(2 * r + i)));
-            for (int lane = 0; lane < kLanes; ++lane)
-                row[lane] = out[tile_at(s.n, r, lane) + i];
-        }
+        u32 even = static_cast<u32>(2 * r);
+        from_tile(out + tile_at(s.n, r, 0), w.row<float>(w.extra(in, even)), w.row<float>(w.extra(in, even + 1)), s.n);
     }
 }
 
@@ -178,6 +218,7 @@ void exec_mma(Warp& w, const Inst& in, u32 m) {
     u32 at = static_cast<u32>(s.d == Type::F16 ? s.n / 4 : s.n / 2);
     alignas(64) float a[16 * 32], b[256 * 32], out[16 * 256];
     std::vector<u32> reads;
+    reads.reserve(static_cast<size_t>(2 * s.n + 32));
     int first_row = static_cast<int>(w.index % 4) * 16;
     if (s.a_in_registers)
         load_fragment(w, in, at, s, a);
