@@ -42,7 +42,8 @@ struct SplitReduction {
         if (me.thread == 0)
             ptx::store_shared_4(verdict, sync::arrive_split<C>(ctx, task, me.warpgroup));
         me.sync();
-        const bool is_last = ptx::load_shared_4(verdict) != 0;
+        // A vote, so that the assembler knows that warps stay together: else every wgmma waits for its descriptor.
+        const bool is_last = __all_sync(0xFFFFFFFFu, ptx::load_shared_4(verdict) != 0);
         me.sync(); // the staging memory is free again
         if (!is_last)
             return false;

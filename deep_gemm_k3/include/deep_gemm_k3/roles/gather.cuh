@@ -67,23 +67,54 @@ __device__ __forceinline__ void load_codes(Group& group, const uint8_t* from) {
     group.codes[4] = second.x, group.codes[5] = second.y, group.codes[6] = second.z, group.codes[7] = second.w;
 }
 
+// 8 columns of one row, into the chunk of BF16 that they fill.
+template <Config C>
+__device__ __forceinline__ void store_vector(uint8_t* block, int row, int vector, uint2 codes, uint32_t scale_byte) {
+    constexpr int num_tokens = C.routed_tile.num_tokens;
+    const float scale = operand_scale(scale_byte);
+    const uint4 chunk = {convert_pair(codes.x, scale), convert_pair(codes.x >> 16, scale), convert_pair(codes.y, scale),
+        convert_pair(codes.y >> 16, scale)};
+    *reinterpret_cast<uint4*>(block + (vector >> 4) * plan::pool_tile_bytes(C) +
+                              plan::operand_chunk_offset(num_tokens, row, vector & 15)) = chunk;
+}
+
+// A row of codes and scales as they lie in the inputs and in plain rows. On SM90 neighbouring lanes take neighbouring
+// vectors of 8 columns: whole lines are read and written. Several are in flight; their conversion is rolled, because
+// few rows are gathered by code that has never run before, and fetching it takes longer than running it.
 template <Config C>
 __device__ __forceinline__ void gather_codes(
     const Context& ctx, const Row& row, uint8_t* block, int tile_row, const uint8_t* codes, const uint8_t* scales) {
-    constexpr int in_flight = kGroupsInFlight<C>;
+    if constexpr (C.arch == Architecture::kSM100) {
 #pragma unroll 1
-    for (int first = row.begin_group + ctx.lane_idx; first < row.end_group; first += 32 * in_flight) {
-        Group groups[in_flight];
-#pragma unroll
-        for (int i = 0; i < in_flight; ++i) {
-            const int group = in_flight == 1 ? first : min(first + 32 * i, row.end_group - 1);
-            load_codes(groups[i], codes + group * 32);
-            groups[i].scale = scales[group];
+        for (int group = row.begin_group + ctx.lane_idx; group < row.end_group; group += 32) {
+            Group values;
+            load_codes(values, codes + group * 32);
+            store_group<C>(block, tile_row, group, values.codes, scales[group]);
         }
+    } else {
+        constexpr int kInFlight = C.num_ctas_per_sm > 1 ? 4 : 8;
+        const int end = row.end_group * 4;
+#pragma unroll 1
+        for (int first = row.begin_group * 4 + ctx.lane_idx; first < end; first += 32 * kInFlight) {
+            uint2 vectors[kInFlight];
+            uint32_t scale_bytes[kInFlight];
 #pragma unroll
-        for (int i = 0; i < in_flight; ++i)
-            if (first + 32 * i < row.end_group)
-                store_group<C>(block, tile_row, first + 32 * i, groups[i].codes, groups[i].scale);
+            for (int i = 0; i < kInFlight; ++i) {
+                const int vector = min(first + 32 * i, end - 1);
+                vectors[i] = *reinterpret_cast<const uint2*>(codes + vector * 8);
+                scale_bytes[i] = scales[vector >> 2];
+            }
+            const int last = min(first + 32 * kInFlight, end);
+#pragma unroll 1
+            for (int vector = first; vector < last; vector += 32) {
+                store_vector<C>(block, tile_row, vector, vectors[0], scale_bytes[0]);
+#pragma unroll
+                for (int i = 1; i < kInFlight; ++i) {
+                    vectors[i - 1] = vectors[i];
+                    scale_bytes[i - 1] = scale_bytes[i];
+                }
+            }
+        }
     }
 }
 
@@ -120,24 +151,9 @@ __device__ __forceinline__ void gather_low_latency(
     __syncwarp();
 }
 
+// Waits for a row that another rank sent in the plain format; its place among all plain rows.
 template <Config C>
-__device__ __forceinline__ void gather_row(const Context& ctx, const Row& row) {
-    constexpr int num_tokens = C.routed_tile.num_tokens, num_groups = C.shape.hidden / 32;
-    const int block_idx = row.pool_row / num_tokens, tile_row = row.pool_row % num_tokens;
-    uint8_t* block =
-        sched::component<C>(ctx, plan::Component::kPoolX) + plan::pool_tile_offset(C, C.shape.hidden, block_idx, 0);
-    if (row.source_rank == ctx.params.rank) {
-        gather_codes<C>(ctx, row, block, tile_row,
-            sched::component<C>(ctx, plan::Component::kInputX) + uint64_t(row.token) * C.shape.hidden,
-            sched::component<C>(ctx, plan::Component::kInputScales) + uint64_t(row.token) * num_groups);
-        return;
-    }
-    const Where where = {sync::Role::kDispatch, sync::What::kRow,
-        static_cast<uint32_t>(row.source_rank) << 24 | static_cast<uint32_t>(row.token)};
-    if ((words_at(ctx, plan::roles_memory::kRankTokens)[row.source_rank] & kLowLatencyBit) != 0) {
-        gather_low_latency<C>(ctx, row, where, block, tile_row);
-        return;
-    }
+__device__ __forceinline__ uint64_t wait_plain_row(const Context& ctx, const Row& row, const Where& where) {
     const uint64_t index = plan::row_index(C.shape, ctx.parity, row.source_rank, row.token);
     const uint8_t* flag = sched::component<C>(ctx, plan::Component::kRowFlags) + index * 4;
     sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
@@ -145,8 +161,29 @@ __device__ __forceinline__ void gather_row(const Context& ctx, const Row& row) {
         return seen == ctx.epoch;
     });
     __syncwarp();
-    const uint8_t* codes = sched::component<C>(ctx, plan::Component::kRows) + index * plan::row_bytes(C.shape);
-    gather_codes<C>(ctx, row, block, tile_row, codes, codes + C.shape.hidden);
+    return index;
+}
+
+template <Config C>
+__device__ __forceinline__ void gather_row(const Context& ctx, const Row& row) {
+    constexpr int num_tokens = C.routed_tile.num_tokens, num_groups = C.shape.hidden / 32;
+    const int block_idx = row.pool_row / num_tokens, tile_row = row.pool_row % num_tokens;
+    uint8_t* block =
+        sched::component<C>(ctx, plan::Component::kPoolX) + plan::pool_tile_offset(C, C.shape.hidden, block_idx, 0);
+    const uint8_t* codes = sched::component<C>(ctx, plan::Component::kInputX) + uint64_t(row.token) * C.shape.hidden;
+    const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales) + uint64_t(row.token) * num_groups;
+    if (C.shape.num_ranks > 1 && row.source_rank != ctx.params.rank) {
+        const Where where = {sync::Role::kDispatch, sync::What::kRow,
+            static_cast<uint32_t>(row.source_rank) << 24 | static_cast<uint32_t>(row.token)};
+        if ((words_at(ctx, plan::roles_memory::kRankTokens)[row.source_rank] & kLowLatencyBit) != 0) {
+            gather_low_latency<C>(ctx, row, where, block, tile_row);
+            return;
+        }
+        codes = sched::component<C>(ctx, plan::Component::kRows) +
+                wait_plain_row<C>(ctx, row, where) * plan::row_bytes(C.shape);
+        scales = codes + C.shape.hidden;
+    }
+    gather_codes<C>(ctx, row, block, tile_row, codes, scales);
 }
 
 // What one lane knows about its route.
@@ -231,42 +268,54 @@ __device__ __forceinline__ void place_share(const Context& ctx, const DispatchWa
     }
 }
 
-// Many rows: all warps of the rank gather in the order of the pool, a few rows at a time, so that the blocks of the
-// first experts are complete early and the first tasks need not wait for the whole batch. Worth a barrier among the
-// rank's CTAs when every warp has more than a few rows.
+// Many rows: all warps of the rank gather in the order of the pool, so that the blocks of the first experts are
+// complete early and the first tasks need not wait for the whole batch. Worth a barrier among the rank's CTAs when
+// every warp has more than a few rows.
 constexpr uint32_t kMinPoolOrderRows = 8; // per warp
-constexpr int kRowsPerTurn = 4;
+
+// Walks one warp's rows: every num_units-th of the pool that is no padding of an expert's last block.
+template <Config C>
+struct PoolRows {
+    uint32_t row;
+    int expert = 0;
+
+    // False: there are no more.
+    __device__ __forceinline__ bool find(const Context& ctx, int num_units) {
+        constexpr uint32_t tile = C.routed_tile.num_tokens;
+        const uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
+        for (; row < first_block[C.shape.num_local_experts()] * tile; row += num_units) {
+            while (first_block[expert + 1] * tile <= row) // the last entry exceeds every row
+                ++expert;
+            if (row - first_block[expert] * tile < words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert])
+                return true;
+        }
+        return false;
+    }
+};
 
 template <Config C>
 __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const DispatchWarp& self) {
-    constexpr int tile = C.routed_tile.num_tokens, num_groups = C.shape.hidden / 32;
-    static_assert(tile % kRowsPerTurn == 0);
     const auto* infos = reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
-    const uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
-    const uint32_t num_rows = first_block[C.shape.num_local_experts()] * tile;
-    int expert = 0;
+    PoolRows<C> rows = {static_cast<uint32_t>(self.unit)};
+    bool is_there = rows.find(ctx, self.num_units);
+    plan::RowInfo info{};
+    if (is_there)
+        info = infos[rows.row];
 #pragma unroll 1
-    for (uint32_t row = self.unit * kRowsPerTurn; row < num_rows; row += self.num_units * kRowsPerTurn) {
-        const uint32_t block = row / tile;
-        while (first_block[expert + 1] <= block) // the last entry exceeds every block
-            ++expert;
-        const uint32_t of_expert = row - first_block[expert] * tile;
-        const int num_valid = static_cast<int>(words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert]) -
-                              static_cast<int>(of_expert);
-        const int count = min(num_valid, kRowsPerTurn);
-        if (count <= 0)
-            continue; // padding of the expert's last block
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-            const plan::RowInfo info = infos[row + i];
-            gather_row<C>(ctx, {static_cast<int>(info.source_rank),
-                                   static_cast<int>(info.token_slot / C.shape.num_topk), row + i, 0, num_groups});
-        }
+    while (is_there) {
+        const Row row = {static_cast<int>(info.source_rank), static_cast<int>(info.token_slot / C.shape.num_topk),
+            rows.row, 0, C.shape.hidden / 32};
+        rows.row += self.num_units;
+        is_there = rows.find(ctx, self.num_units);
+        if (is_there)
+            info = infos[rows.row]; // arrives while this row is gathered
+        gather_row<C>(ctx, row);
         ptx::fence_proxy_async_global();
         __syncwarp();
         if (ctx.lane_idx == 0)
-            ptx::red_release_gpu_add(
-                sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered, block), count);
+            ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
+                                         row.pool_row / C.routed_tile.num_tokens),
+                1);
     }
 }
 

@@ -24,6 +24,8 @@ struct WordCursor {
     int rank = 0;
     // Byte offset of a word in kMetadata; `word` must not decrease from call to call.
     __device__ __forceinline__ uint32_t locate(const Context& ctx, uint32_t word) {
+        if constexpr (C.shape.num_ranks == 1)
+            return static_cast<uint32_t>(plan::metadata_offset(C.shape, ctx.parity, 0)) + (1 + word) * 16;
         const uint32_t* first_word = words_at(ctx, plan::roles_memory::kFirstWord);
         while (word >= first_word[rank + 1]) // the last entry exceeds every word
             ++rank;
@@ -65,10 +67,14 @@ __device__ __forceinline__ void scan_words(const Context& ctx, uint32_t begin, u
         });
         if (!arrived)
             return mark_faulty(ctx);
+        // Rolled: code that runs for the first time takes longer to fetch than to run.
+#pragma unroll 1
+        for (uint32_t index = first; index < min(first + stride * kInFlight, end); index += stride) {
+            visit(index, ids[0]);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i)
-            if (first + i * stride < end)
-                visit(first + i * stride, ids[i]);
+            for (int i = 1; i < kInFlight; ++i)
+                ids[i - 1] = ids[i];
+        }
         cursor.locate(ctx, first);
     }
 }
