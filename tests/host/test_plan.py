@@ -138,7 +138,23 @@ def test_shared_tiles_are_chosen_apart_from_routed_ones() -> None:
 def test_few_tiles_are_split_along_k() -> None:
     config = Plan.make(**{**ONE_EXPERT, "num_tokens": 8, "num_shared_tokens": 64}).config
     assert config["splits"]["routed_l1"] > 1 and config["splits"]["shared_l1"] > 1
-    assert set(Plan.make(**{**K3, "num_tokens": 64, "num_shared_tokens": 64}).config["splits"].values()) == {1}
+    many = Plan.make(**{**K3, "num_tokens": 64, "num_shared_tokens": 512}).config["splits"]
+    assert set(many.values()) == {1}
+
+
+def test_few_shared_tiles_are_no_longer_than_routed_ones() -> None:
+    """12 tiles of 7168 x 128 BF16 weights would take as long as four routed ones each."""
+    splits = Plan.make(**{**K3, "num_tokens": 8, "num_shared_tokens": 64}).config["splits"]
+    assert splits == {"routed_l1": 1, "routed_l2": 1, "shared_l1": 4, "shared_l2": 1}
+    few = Plan.make(**{**K3, "num_ranks": 1, "num_experts": 112, "num_tokens": 1, "num_shared_tokens": 1}).config
+    assert set(few["splits"].values()) == {1}
+
+
+def test_rows_that_are_known_need_no_room() -> None:
+    assert Plan.make(**{**ONE_EXPERT, "num_tokens": 8}).config["routed_tile"]["num_tokens"] == 8
+    assert Plan.make(**{**ONE_EXPERT, "num_tokens": 9}).config["routed_tile"]["num_tokens"] == 16
+    spread = {**ONE_EXPERT, "num_experts": 8, "num_ranks": 8, "num_tokens": 8}
+    assert Plan.make(**spread).config["routed_tile"]["num_tokens"] == 16
 
 
 def test_nothing_that_crosses_ranks_depends_on_a_ranks_own_counts() -> None:

@@ -90,8 +90,12 @@ double expected_blocks(const Problem& problem, int tile_tokens) {
 
 Load routed_load(const Problem& problem, const DeviceFacts& device) {
     const double mean = expected_tokens_per_expert(problem);
-    const int tokens = chosen(problem.overrides.routed_tokens,
-        problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean));
+    int tokens = problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean);
+    // Where every token goes to every expert there is nothing to expect: 8 rows are 8 rows.
+    if (!problem.batch_invariant && problem.shape.num_experts <= problem.shape.num_topk && mean <= 8 &&
+        device.arch == Architecture::kSM90)
+        tokens = 8;
+    tokens = chosen(problem.overrides.routed_tokens, tokens);
     Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
         .num_l1_tiles = 0,
         .num_l2_tiles = 0};
@@ -178,6 +182,15 @@ struct Grid {
     int ctas_per_tile;
 };
 
+// Halve the tasks of a phase that has few, until none takes longer than `task_bytes`: whoever has one of them would
+// still be at it when the others have claimed everything else.
+void shorten(Cut& cut, double task_bytes) {
+    while (cut.can_double() && cut.task_bytes > task_bytes) {
+        cut.num_splits *= 2;
+        cut.task_bytes /= 2;
+    }
+}
+
 SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load& shared, const Grid& grid) {
     if (problem.batch_invariant)
         return {.routed_l1 = 1, .routed_l2 = 1, .shared_l1 = 1, .shared_l2 = 1};
@@ -196,6 +209,11 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
     Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
     balance(routed_l1, shared_l1, grid.num_ctas);
     balance(routed_l2, shared_l2, grid.num_ctas);
+    // Worth its sums only beside several rounds of routed tasks, and not for several token blocks. Measured on SM90.
+    const bool has_one_block = shared_l1.num_tiles == ceil_div(2 * shape.shared_intermediate, shared.tile.num_rows);
+    if (grid.ctas_per_tile == 1 && shared.tile.num_rows == 128 && has_one_block &&
+        routed_l1.num_tiles >= 4 * grid.num_ctas)
+        shorten(shared_l1, routed_l1.task_bytes);
     const SplitCounts& wanted = problem.overrides.splits;
     return {.routed_l1 = chosen(wanted.routed_l1, routed_l1.num_splits),
         .routed_l2 = chosen(wanted.routed_l2, routed_l2.num_splits),
