@@ -234,6 +234,7 @@ std::unique_ptr<Program> Decoder::run() {
     find_reconvergence();
     liveness();
     watch_registers();
+    find_load_hazards();
     compact();
     return std::move(program_);
 }

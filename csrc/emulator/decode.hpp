@@ -130,6 +130,7 @@ class Decoder {
     void find_reconvergence();
     void liveness();
     void watch_registers();
+    void find_load_hazards();
     void allocate();
     void compact();
 };

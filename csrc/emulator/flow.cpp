@@ -204,6 +204,10 @@ void Decoder::compact() {
         program_->watch_at.assign(kept, kNoPc);
     for (u32 i = 0; i < program_->watches.size(); ++i)
         program_->watch_at[moved[program_->watches[i].inst]] = i;
+    std::map<u32, LoadHazard> hazards;
+    for (auto& [i, hazard] : program_->load_hazards)
+        hazards[moved[i]] = {moved[hazard.load], hazard.run};
+    program_->load_hazards = std::move(hazards);
     for (Inst& inst : code) {
         if (inst.target != kNoPc)
             inst.target = moved[inst.target];

@@ -1,6 +1,7 @@
 // The decoded form of a kernel: fixed-size instructions that name rows of the warp's register file.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,12 @@ struct Watch {
     std::vector<u32> uses, defs;
 };
 
+// An instruction that may come before the tcgen05.wait::ld of a load whose registers it mentions.
+struct LoadHazard {
+    u32 load = 0;
+    Handler run = nullptr; // the instruction itself
+};
+
 struct Program {
     const Syntax* syntax = nullptr;
     const Function* function = nullptr;
@@ -104,7 +111,8 @@ struct Program {
     u32 static_shared = 0; // end of static shared variables, from address 0
     u32 local_bytes = 0;
     u32 param_bytes = 0;
-    u32 cta_group = 0; // of all its tcgen05 instructions; 0: it has none
+    u32 cta_group = 0;                      // of all its tcgen05 instructions; 0: it has none
+    std::map<u32, LoadHazard> load_hazards; // by pc
     u32 watched_registers = 0;
     std::vector<Watch> watches;
     std::vector<u32> watch_at;       // per instruction: index into watches; empty when there are none

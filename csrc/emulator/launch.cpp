@@ -180,7 +180,7 @@ void Machine::retire(Warp& w) {
             races->forget_memory(member->shared.data(), member->shared.size());
             races->forget_memory(member->local.data(), member->local.size());
             if (member->tensor)
-                races->forget_memory(member->tensor->order.data(), member->tensor->order.size());
+                races->forget_tensor(member->tensor->order.data(), member->tensor->order.size());
         }
         for (auto* bytes : {&member->local, &member->shared, &member->written})
             std::vector<u8>().swap(*bytes);

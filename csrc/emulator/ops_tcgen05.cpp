@@ -111,6 +111,8 @@ void exec_dealloc(Warp& w, const Inst& in, u32 m) {
         w.machine->report_at(w, "free-in-flight",
             "tensor memory is freed while " + std::to_string(memory.in_flight) + " operations still use it");
     memory.allocations.erase(found);
+    for (u32 quarter = 0; w.machine->races && !memory.order.empty() && quarter < 4; ++quarter)
+        w.machine->races->tensor_free(w, memory.order.data() + quarter * kTensorColumns + address, count);
     for (u32 c = address; c < address + count; ++c)
         memory.columns[c] = TensorMemory::Column::Freed;
     wake_pair(w, in.mode & kPair);

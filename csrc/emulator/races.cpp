@@ -30,6 +30,7 @@ void join_clock(ClockVector& to, const ClockVector& from) {
 void Knowledge::join(const Knowledge& other) {
     join_clock(all, other.all);
     join_clock(fenced, other.fenced);
+    join_clock(tensor, other.tensor);
     messages = std::max(messages, other.messages);
 }
 
@@ -227,18 +228,6 @@ void Races::async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64
     touch(w, reinterpret_cast<u64>(memory), bytes, now, is_write, stamp.at_issue);
 }
 
-void Races::tensor_access(Warp& w, const AsyncStamp& stamp, const u8* order, u64 bytes, bool is_write, bool in_order) {
-    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), Scope::None, true};
-    Knowledge known = stamp.at_issue;
-    if (in_order) { // after the operations that the same warp has issued
-        raise(known.all, 3 * stamp.warp + 1, stamp.count);
-        raise(known.all, 3 * stamp.warp + 2, stamp.count);
-    }
-    touch(w, reinterpret_cast<u64>(order), bytes, now, is_write, known);
-}
-
-void Races::tensor_fence(Warp&, bool) {}
-
 void Races::async_done(Warp& w, u32 of, u32 count, bool reads_only) {
     State& mine = state(w);
     raise(mine.known.all, 3 * of + 1, count);
@@ -263,7 +252,7 @@ void Races::release_async(const AsyncStamp& stamp, const void* object, u64 round
     raise(done.all, 3 * stamp.warp + 1, stamp.count);
     raise(done.all, 3 * stamp.warp + 2, stamp.count);
     if (stamp.follows_issue)
-        join_clock(done.all, stamp.at_issue.all);
+        join_clock(done.all, stamp.at_issue.all), done.tensor = done.all;
     objects_[{object, round}].join(done);
 }
 

@@ -16,9 +16,11 @@ namespace deep_gemm_k3::emulator {
 
 using ClockVector = std::vector<u32>;
 
-// What a warp knows: `all` is ordered before it; `fenced` also across the generic and the asynchronous proxy.
+// What a warp knows: `all` is ordered before it; `fenced` also across the generic and the asynchronous proxy; `tensor`
+// is what tcgen05.fence::before_thread_sync and commits have published, `ready` what the warp's own fences have taken
+// of it.
 struct Knowledge {
-    ClockVector all, fenced;
+    ClockVector all, fenced, tensor, ready;
     u32 messages = 0; // of the longest chain of messages between ranks, each sent after the one before was received
     void join(const Knowledge& other);
 };
@@ -43,6 +45,8 @@ class Races {
     std::shared_ptr<AsyncStamp> issue(Warp& w);
     void async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write);
     void tensor_access(Warp& w, const AsyncStamp& stamp, const u8* order, u64 bytes, bool is_write, bool in_order);
+    void tensor_free(Warp& w, const u8* order, u64 bytes);
+    void forget_tensor(const u8* order, u64 bytes);
     void tensor_fence(Warp& w, bool after); // tcgen05.fence::before_thread_sync or ::after_thread_sync
     void async_done(Warp& w, u32 of, u32 count, bool reads_only); // w has waited for operations up to `count`
 
@@ -82,7 +86,19 @@ class Races {
         Residence place;
     };
 
+    struct TensorMark {
+        u32 who = 0, clock = 0, site = 0;
+        bool in_order = false; // of a chain: mma, cp, shift
+    };
+    struct TensorShadow {
+        TensorMark write;
+        std::vector<TensorMark> reads;
+    };
+
     Machine& machine_;
+    std::unordered_map<const u8*, TensorShadow> tensor_; // per column and quarter of the lanes
+    void check_tensor_order(
+        Warp& w, const TensorMark& old, const TensorMark& now, const Knowledge& known, const char* what);
     std::unordered_map<u64, std::unique_ptr<Shadow[]>> shadows_; // per 64 bytes of memory
     std::map<std::pair<const void*, u64>, Knowledge> objects_;
     std::unordered_map<u64, std::vector<Release>> releases_;

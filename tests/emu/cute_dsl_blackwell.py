@@ -6,6 +6,7 @@ import cutlass.utils.blackwell_helpers as sm100
 import cutlass.utils.blockscaled_layout as scale_layout
 from cutlass import memory, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.experimental.primitives.nvvm_wrapper import tcgen05_fence
 
 BF16, F32, F8, F4 = cutlass.BFloat16, cutlass.Float32, cutlass.Float8E4M3FN, cutlass.Float4E2M1FN
 SCALE, BYTE = cutlass.Float8E8M0FNU, cutlass.Uint8
@@ -72,7 +73,9 @@ def store(result, tile, thread):
     lane = read.get_slice(thread)
     out = lane.partition_D(tile[None, 0, 0])
     registers = cute.make_rmem_tensor(out.shape, F32)
+    tcgen05_fence("after_thread_sync")
     cute.copy(read, lane.partition_S(result[None, 0, 0]), registers)
+    cute.arch.fence_view_async_tmem_load()
     cute.autovec_copy(registers, out)
 
 
