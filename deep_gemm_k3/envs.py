@@ -109,7 +109,7 @@ def _seconds(name: str, default: float, meaning: str) -> Variable[float]:
 
 
 CACHE_DIR = _path("DGK3_CACHE_DIR", "Where compiled kernels are kept.", "the user's cache directory")
-CPU_TARGET = _choice("DGK3_CPU_TARGET", ("sm_90a", "sm_100a"), "The architecture that stands behind CPU tensors.")
+CPU_TARGET = _choice("DGK3_CPU_TARGET", ("sm_100a", "sm_90a"), "The architecture that stands behind CPU tensors.")
 CPU_EXECUTOR = _choice(
     "DGK3_CPU_EXECUTOR",
     ("emulator", "oracle"),

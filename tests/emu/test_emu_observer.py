@@ -12,6 +12,7 @@ import pytest
 from emu_support import HEADER, compile_cuda
 from typer.testing import CliRunner
 
+from deep_gemm_k3 import envs
 from deep_gemm_k3.demo import checks
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
@@ -103,7 +104,8 @@ def test_command_writes_a_trace(tmp_path: Path) -> None:
 
 
 def test_the_fused_kernels_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks: what each role does, whose memory it touches, and what waits are called."""
+    """Two ranks of the Hopper kernel: what each role does, whose memory it touches, and what waits are called."""
+    monkeypatch.setenv(envs.CPU_TARGET.name, "sm_90a")
     monkeypatch.setattr(service, "_observe_once", lambda: None)
     service.clear()
     service.observe(trace=True)

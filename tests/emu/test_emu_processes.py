@@ -24,7 +24,7 @@ SHAPE = WorldShape(
 def one_rank(rank: int, size: int) -> list[torch.Tensor]:
     import torch.distributed as dist
 
-    given = make_world(SHAPE, 1, target="sm_90a")[rank]
+    given = make_world(SHAPE, 1, target=envs.CPU_TARGET.get())[rank]
     outputs = []
     for route in ("emulator", "oracle"):
         envs.CPU_EXECUTOR.set(route)

@@ -255,3 +255,16 @@ def test_inputs_of_another_target_are_refused() -> None:
     ranks: list[RankInput] = make_world(replace(ONE, shared_tokens=None), 1, "uniform", "exact", target="sm_90a")
     with pytest.raises((RuntimeError, ValueError), match=r"sm_90a"):
         run_world(ranks, SWIGLU, "routed", RunOptions(num_sms=PAIR, timeout_s=30))
+
+
+def test_who_does_what() -> None:
+    """The leaders' issuers multiply, producers copy, math warps and dispatch write to the peer; two messages in a row."""
+    service.configure(seed=1, race_detection=True)
+    check(WorldShape((5, 6), 4, 2, 256, 256, 20, 256, 128), SITU, "dense")
+    report = service.report()
+    of, total = report["roles"], report["counters"]
+    assert of["issue"]["tensor_products"] == total["tensor_products"] > 0
+    assert of["producer"]["tma_loads"] == total["tma_loads"] > 0
+    assert of["dispatch"]["peer_written"] > 0 < of["math"]["peer_written"]
+    assert of["producer"]["peer_written"] == of["issue"]["peer_written"] == total["peer_read"] == 0
+    assert total["message_chain"] == 2  # a row to the expert, its partial back
