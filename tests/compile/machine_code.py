@@ -1,4 +1,4 @@
-"""Instructions of a cubin, as far as tests look at them: sm_90 encodes each in 128 bits."""
+"""Instructions of a cubin, as far as tests look at them: sm_90 and sm_100 encode each in 128 bits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def instructions(cubin: bytes) -> list[tuple[int, int]]:
         if kind == 1 and flags & 4:  # PROGBITS that are executable
             found += [struct.unpack_from("<QQ", cubin, at) for at in range(begin, begin + length, 16)]
     return found
+
+
+def strong_loads(cubin: bytes) -> list[int]:
+    """Widths in bits of the loads at system scope: bits 9 to 11 of the second half hold the width (4, 5, 6: 32, 64, 128
+    bits), bits 12 to 20 order and scope (0x1F5: strong, system)."""
+    return [
+        1 << (high >> 9 & 7) + 1
+        for low, high in instructions(cubin)
+        if low & 0xFFF == LOAD_GLOBAL and high >> 12 & 0x1FF == 0x1F5
+    ]
 
 
 def operations(cubin: bytes) -> list[int]:

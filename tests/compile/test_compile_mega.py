@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from machine_code import LOAD_GLOBAL, instructions
+from machine_code import strong_loads
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
@@ -49,16 +49,6 @@ def test_no_trap_is_compiled_in(mega: Artefact) -> None:
     assert "trap" not in families(mega.ptx)
 
 
-def _strong_loads(cubin: bytes) -> list[int]:
-    """Widths in bits of the loads at system scope: bits 9 to 11 of the second half hold the width (4, 5, 6: 32, 64, 128
-    bits), bits 12 to 20 order and scope (0x1F5: strong, system)."""
-    return [
-        1 << (high >> 9 & 7) + 1
-        for low, high in instructions(cubin)
-        if low & 0xFFF == LOAD_GLOBAL and high >> 12 & 0x1FF == 0x1F5
-    ]
-
-
 def test_words_that_carry_their_epoch_are_read_whole(mega: Artefact) -> None:
     """The assembler narrows relaxed 16-byte loads to the parts that are used, volatile ones it leaves whole."""
     loads = [opcode for opcode in opcodes(mega.ptx) if opcode.startswith("ld.") and opcode.endswith("b128")]
@@ -68,4 +58,4 @@ def test_words_that_carry_their_epoch_are_read_whole(mega: Artefact) -> None:
 def test_such_words_are_whole_in_the_machine_code_too(mega: Artefact) -> None:
     vectors = len(re.findall(r"ld\.(?:volatile|relaxed\.sys)\.global\.(?:v4\.u32|b128)", mega.ptx))
     assert vectors >= 8
-    assert _strong_loads(mega.cubin).count(128) >= vectors
+    assert strong_loads(mega.cubin).count(128) >= vectors

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from machine_code import strong_loads
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.emulator import Module
@@ -43,6 +45,9 @@ def test_a_kernel_fits(name: str) -> None:
     # Every opcode has a model, so what is compiled can be executed without a chip.
     Module(made.ptx).check(made.entry)
     assert "trap" not in families(made.ptx)
+    # Words that carry their epoch are read whole.
+    vectors = len(re.findall(r"ld\.(?:volatile|relaxed\.sys)\.global\.(?:v4\.u32|b128)", made.ptx))
+    assert strong_loads(made.cubin).count(128) >= vectors >= 8
 
 
 def test_pairs_multiply_as_pairs() -> None:

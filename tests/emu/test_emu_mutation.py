@@ -25,10 +25,20 @@ KINDS = {
     "expected bytes": (r"mbarrier\.expect_tx[.:\w]* \[%r\d+\], %r\d+;", ""),
     "named barriers": (r"bar(?:rier)?\.sync[.\w]*[^;]*;", ""),
 }
+# What the Blackwell kernel has besides.
+BLACKWELL_KINDS = {
+    "commits": (r"tcgen05\.commit[.:\w]* [^;]*;", ""),
+    "loads from tensor memory": (r"tcgen05\.wait::ld[.\w]*;", ""),
+    "barriers of the pair": (r"barrier\.cluster\.(?:arrive|wait)[.\w]*;", ""),
+    "arrivals at the leader": (r"mbarrier\.arrive\.release\.cluster[.:\w]* _, \[%r\d+\];", ""),
+    "copies of scales": (r"tcgen05\.cp[.:\w]* [^;]*;", ""),
+}
+PATTERNS = KINDS | BLACKWELL_KINDS
+CASES = [("sm_90a", kind) for kind in KINDS] + [("sm_100a", kind) for kind in PATTERNS]
 
 
 def mutated(text: str, kind: str, site: int | None) -> str:
-    pattern, replacement = KINDS[kind]
+    pattern, replacement = PATTERNS[kind]
     sites = list(re.finditer(pattern, text))
     if site is None:
         return re.sub(pattern, replacement, text)
@@ -67,12 +77,13 @@ def objections(kind: str, site: int | None, seed: int = 1) -> list[str]:
 
 
 @pytest.mark.emu_full
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_synchronisation_is_needed(kind: str) -> None:
-    environment = {**os.environ, "DGK3_TIMEOUT_S": "5"}  # a kernel that hangs ends by its own limit
+@pytest.mark.parametrize(("target", "kind"), CASES)
+def test_every_kind_of_synchronisation_is_needed(target: str, kind: str) -> None:
+    # A kernel that hangs ends by its own limit.
+    environment = {**os.environ, "DGK3_TIMEOUT_S": "5", "DGK3_CPU_TARGET": target}
     command = [sys.executable, __file__, kind]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     except subprocess.TimeoutExpired:
         assert kind == "arrivals", "only a kernel whose pipeline stands still may need longer"
         return
