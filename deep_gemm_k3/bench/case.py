@@ -79,6 +79,7 @@ def pinned(plan: Plan) -> dict[str, Any]:
     return {
         "routed_tokens": c["routed_tile"]["num_tokens"],
         "shared_tokens": c["shared_tile"]["num_tokens"],
+        "shared_rows": c["shared_tile"]["num_rows"],
         "num_ctas_per_sm": c["num_ctas_per_sm"],
         "num_stages": c["num_stages"],
         "splits": dict(c["splits"]),

@@ -57,7 +57,7 @@ class Plan:
         ('none', 'dense', 'hidden_sharded', 'token_owner'), activation, has_clamp, fast_math, has_statistics,
         batch_invariant, target ('sm_90a', 'sm_100a'), num_sms, whole_device (False: other ranks' kernels run on the
         device's other SMs), overrides (of the planner's choices, for measurements: routed_tokens, shared_tokens,
-        num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
+        shared_rows, num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
         """
         return cls(json.loads(ops().plan_explain(json.dumps(problem))), device, envs.CPU_EXECUTOR.get())
 

@@ -21,7 +21,10 @@ SOURCE = r"""
 using namespace deep_gemm_k3::epilogue;
 extern "C" {
 void tanh_of(const float* x, float* y, int n, int fast) {
-    for (int i = 0; i < n; ++i) y[i] = fast ? SiTU<true>::tanh(x[i]) : SiTU<false>::tanh(x[i]);
+    for (int i = 0; i < n; ++i) {
+        const Fraction quotient = tanh_fast(x[i]);
+        y[i] = fast ? quotient.numerator / quotient.denominator : tanh_exact(x[i]);
+    }
 }
 void quotient(const float* x, const float* d, float* y, int n, int fast) {
     for (int i = 0; i < n; ++i) y[i] = fast ? Divisor<true>(d[i]).divide(x[i]) : Divisor<false>(d[i]).divide(x[i]);

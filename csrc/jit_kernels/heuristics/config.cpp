@@ -31,8 +31,8 @@ struct Load {
     int num_l2_tiles;
 
     auto operator<=>(const Load& other) const {
-        return std::tuple(tile.num_tokens, num_l1_tiles, num_l2_tiles) <=>
-               std::tuple(other.tile.num_tokens, other.num_l1_tiles, other.num_l2_tiles);
+        return std::tuple(tile.num_rows, tile.num_tokens, num_l1_tiles, num_l2_tiles) <=>
+               std::tuple(other.tile.num_rows, other.tile.num_tokens, other.num_l1_tiles, other.num_l2_tiles);
     }
 };
 constexpr int kMany = 2048; // more than any device has CTAs
@@ -41,13 +41,34 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
-// Tile that holds an expert's rows at the given mean in most cases: mean plus about two standard deviations.
+// Blocks that an expert's rows take, in expectation: their number is about normal with its mean as variance.
+double expected_blocks_of_expert(double mean, int num_tokens) {
+    const double deviation = std::sqrt(mean), least = mean - 4 * deviation, most = mean + 4 * deviation;
+    if (most - least > 100.0 * num_tokens)
+        return mean / num_tokens + 0.5;
+    int blocks = std::max(1, static_cast<int>(least / num_tokens));
+    double expected = blocks;
+    for (; blocks * num_tokens < most; ++blocks)
+        expected += 0.5 * std::erfc((blocks * num_tokens + 0.5 - mean) / (deviation * std::sqrt(2.0)));
+    return expected;
+}
+
+// Of the tiles for many rows the one that multiplies least: its padding, and what a tile costs beside its products in
+// tokens. Wider ones than these pad more in prefill or leave the fragments no registers.
+int routed_tokens_for_many(double mean) {
+    static constexpr int kTiles[] = {64, 88, 104};
+    constexpr int kTileCost = 8;
+    const auto cost = [&](int tokens) { return expected_blocks_of_expert(mean, tokens) * (tokens + kTileCost); };
+    return *std::ranges::min_element(kTiles, {}, cost);
+}
+
+// Small tiles hold an expert's rows at the given mean in most cases: mean plus about two standard deviations.
 int routed_tokens_for(Architecture arch, double mean) {
     struct Step {
         double mean;
         int num_tokens;
     };
-    static constexpr Step kSM90[] = {{4.8, 8}, {10, 16}, {22, 32}, {60, 64}, {88, 96}};
+    static constexpr Step kSM90[] = {{4.8, 8}, {10, 16}, {22, 32}};
     static constexpr Step kSM100[] = {{10, 16}, {22, 32}, {48, 64}, {76, 96}, {128, 128}};
     if (arch == Architecture::kSM100) {
         for (const Step& step : kSM100)
@@ -58,7 +79,7 @@ int routed_tokens_for(Architecture arch, double mean) {
     for (const Step& step : kSM90)
         if (mean <= step.mean)
             return step.num_tokens;
-    return 128;
+    return routed_tokens_for_many(mean);
 }
 
 int chosen(int override, int otherwise) {
@@ -120,9 +141,21 @@ int shared_tokens_for_sm100(int num_tokens) {
     return num_tokens <= 64 ? 32 : 128;
 }
 
-Load shared_load(const Problem& problem, const DeviceFacts& device, int num_ctas_per_sm) {
+// Tiles of 256 rows read fewer operands; there have to be enough of them for all CTAs. Exact math needs more registers
+// than they leave.
+constexpr int kMinTokensFor256Rows = 1024;
+
+int shared_rows(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
+    if (device.arch == Architecture::kSM100)
+        return 256 * cluster_ctas(problem, device);
+    const bool has_many = problem.fast_math && !problem.batch_invariant && routed_tile.num_tokens > 96 &&
+                          problem.num_shared_tokens >= kMinTokensFor256Rows;
+    return chosen(problem.overrides.shared_rows, has_many ? 256 : 128);
+}
+
+Load shared_load(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile, int num_ctas_per_sm) {
     const bool is_sm100 = device.arch == Architecture::kSM100;
-    Load load{.tile = {.num_rows = is_sm100 ? 256 * cluster_ctas(problem, device) : 128, .num_tokens = 0, .num_k = 64},
+    Load load{.tile = {.num_rows = shared_rows(problem, device, routed_tile), .num_tokens = 0, .num_k = 64},
         .num_l1_tiles = 0,
         .num_l2_tiles = 0};
     if (problem.shared_output == SharedOutput::kNone)
@@ -131,8 +164,8 @@ Load shared_load(const Problem& problem, const DeviceFacts& device, int num_ctas
         load.tile.num_tokens = kInvariantSharedTokens;
     else if (is_sm100)
         load.tile.num_tokens = shared_tokens_for_sm100(problem.num_shared_tokens);
-    else if (num_ctas_per_sm > 1) // accumulators of 128 tokens do not fit beside a second CTA
-        load.tile.num_tokens = problem.num_shared_tokens <= 16 ? 16 : 64;
+    else if (num_ctas_per_sm > 1) // accumulators of 128 tokens do not fit beside a second CTA, nor many of both kinds
+        load.tile.num_tokens = problem.num_shared_tokens <= 16 && routed_tile.num_tokens <= 16 ? 16 : 64;
     else
         load.tile.num_tokens = problem.num_shared_tokens <= 64 ? 64 : 128;
     load.tile.num_tokens = chosen(problem.overrides.shared_tokens, load.tile.num_tokens);
@@ -258,7 +291,8 @@ double expected_tokens_per_expert(const Problem& problem) {
 
 Config choose_config(const Problem& problem, const DeviceFacts& device) {
     const Load routed = routed_load(problem, device);
-    return combine(problem, device, routed, shared_load(problem, device, ctas_per_sm(problem, device, routed.tile)));
+    return combine(
+        problem, device, routed, shared_load(problem, device, routed.tile, ctas_per_sm(problem, device, routed.tile)));
 }
 
 std::vector<Config> all_configs(
@@ -274,7 +308,7 @@ std::vector<Config> all_configs(
         std::set<Load> seen_shared;
         const int last = problem.shared_output == SharedOutput::kNone ? 0 : max_shared_tokens;
         for (varied.num_shared_tokens = 0; varied.num_shared_tokens <= last; ++varied.num_shared_tokens) {
-            const Load shared = shared_load(varied, device, ctas_per_sm(varied, device, routed.tile));
+            const Load shared = shared_load(varied, device, routed.tile, ctas_per_sm(varied, device, routed.tile));
             if (!seen_shared.insert(shared).second)
                 continue;
             const Config config = combine(varied, device, routed, shared);

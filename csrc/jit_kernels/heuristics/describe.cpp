@@ -168,7 +168,8 @@ BufferShape shape_from_json(const json::Value& given) {
 
 json::Value overrides_json(const Overrides& o) {
     return Object{{"routed_tokens", o.routed_tokens}, {"shared_tokens", o.shared_tokens},
-        {"num_ctas_per_sm", o.num_ctas_per_sm}, {"num_cluster_ctas", o.num_cluster_ctas}, {"num_stages", o.num_stages},
+        {"shared_rows", o.shared_rows}, {"num_ctas_per_sm", o.num_ctas_per_sm},
+        {"num_cluster_ctas", o.num_cluster_ctas}, {"num_stages", o.num_stages},
         {"splits", Object{{"routed_l1", o.splits.routed_l1}, {"routed_l2", o.splits.routed_l2},
                        {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}}};
 }
@@ -176,6 +177,7 @@ json::Value overrides_json(const Overrides& o) {
 Overrides overrides_from_json(const json::Value& given) {
     Overrides overrides{.routed_tokens = given.int_or("routed_tokens", 0),
         .shared_tokens = given.int_or("shared_tokens", 0),
+        .shared_rows = given.int_or("shared_rows", 0),
         .num_ctas_per_sm = given.int_or("num_ctas_per_sm", 0),
         .num_cluster_ctas = given.int_or("num_cluster_ctas", 0),
         .num_stages = given.int_or("num_stages", 0),

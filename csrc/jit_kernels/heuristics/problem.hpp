@@ -16,6 +16,7 @@ struct DeviceFacts {
 struct Overrides {
     int routed_tokens; // tokens of a routed tile
     int shared_tokens; // tokens of a shared tile
+    int shared_rows;   // weight rows of a shared tile
     int num_ctas_per_sm;
     int num_cluster_ctas;
     int num_stages;

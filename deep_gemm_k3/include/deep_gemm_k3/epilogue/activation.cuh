@@ -62,17 +62,32 @@ DG_HOST_DEVICE inline float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-// Odd polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel.
-DG_HOST_DEVICE inline float tanh_fast(float x) {
+// numerator / denominator, with a denominator in [1, 2]: a product of several takes one reciprocal.
+struct Fraction {
+    float numerator;
+    float denominator;
+};
+
+// tanh: an odd polynomial near zero, where (1 - e^-2x) would cancel.
+DG_HOST_DEVICE inline Fraction tanh_fast(float x) {
     const float magnitude = bits_float(float_bits(x) & 0x7FFFFFFFu);
     const float square = x * x;
     float series = fused_multiply_add(1.573944092e-2f, square, -5.230396241e-2f);
     series = fused_multiply_add(series, square, 1.331529766e-1f);
     series = fused_multiply_add(series, square, -3.333276808e-1f);
     const float small = fused_multiply_add(series * square, x, x);
-    const float power = exp2_fast(magnitude * 2.885390082f); // e^(2 |x|)
-    const float large = fused_multiply_add(-2.f, reciprocal_fast(power + 1.f), 1.f);
-    return magnitude < 0.55f ? small : bits_float(float_bits(large) | (float_bits(x) & 0x80000000u));
+    const float power = exp2_fast(magnitude * -2.885390082f); // e^(-2 |x|)
+    const float large = bits_float(float_bits(1.f - power) | (float_bits(x) & 0x80000000u));
+    const bool is_small = magnitude < 0.55f;
+    return {is_small ? small : large, is_small ? 1.f : 1.f + power};
+}
+// Of a BF16 number: its product with the upper 16 bits of log2(e) is exact, the lower bits correct the power.
+DG_HOST_DEVICE inline Fraction sigmoid_fast(float x) {
+    constexpr float kLog2eHigh = 1.44268798828125f, kRest = 4.8884952e-6f; // (log2(e) - kLog2eHigh) * ln(2)
+    const float magnitude = bits_float(float_bits(x) & 0x7FFFFFFFu);
+    const float bounded = magnitude < 126.f ? magnitude : 126.f; // e^-126 is zero; a NaN comes from tanh
+    const float power = exp2_fast(bounded * -kLog2eHigh) * fused_multiply_add(bounded, -kRest, 1.f);
+    return {x < 0.f ? power : 1.f, 1.f + power};
 }
 
 // ---- division by a positive number that may be subnormal
@@ -90,7 +105,7 @@ struct Divisor {
             const int first = exponent < -127 ? 127 : (exponent > 126 ? -126 : -exponent);
             const float mantissa = bits_float((float_bits(scaled) & 0x007FFFFFu) | 0x3F800000u);
             power = bits_float(static_cast<uint32_t>(first + 127) << 23);
-            reciprocal = bits_float(static_cast<uint32_t>(-exponent - first + 127) << 23) / mantissa;
+            reciprocal = bits_float(static_cast<uint32_t>(-exponent - first + 127) << 23) * reciprocal_fast(mantissa);
         }
     }
     DG_HOST_DEVICE float divide(float x) const {
@@ -101,13 +116,8 @@ struct Divisor {
     }
 };
 
-template <bool kFastMath>
-DG_HOST_DEVICE inline float sigmoid(float x) {
-    const float denominator = 1.f + exponential(-x);
-    if constexpr (kFastMath)
-        return reciprocal_fast(denominator);
-    else
-        return 1.f / denominator;
+DG_HOST_DEVICE inline float sigmoid_exact(float x) {
+    return 1.f / (1.f + exponential(-x));
 }
 
 // ---- the activations, on gates and ups that are already rounded to BF16
@@ -116,22 +126,30 @@ struct SiTU {
     Divisor<kFastMath> beta, linear_beta;
 
     DG_HOST_DEVICE SiTU(float beta_value, float linear_beta_value) : beta(beta_value), linear_beta(linear_beta_value) {}
-    DG_HOST_DEVICE static float tanh(float x) {
-        if constexpr (kFastMath)
-            return tanh_fast(x);
-        else
-            return tanh_exact(x);
-    }
     DG_HOST_DEVICE float operator()(float gate, float up) const {
-        const float gated = beta.value * tanh(beta.divide(gate)) * sigmoid<kFastMath>(gate);
-        return gated * (linear_beta.value * tanh(linear_beta.divide(up)));
+        if constexpr (kFastMath) {
+            const Fraction a = tanh_fast(beta.divide(gate)), b = sigmoid_fast(gate),
+                           c = tanh_fast(linear_beta.divide(up));
+            const float scale = b.numerator * reciprocal_fast(a.denominator * b.denominator * c.denominator);
+            return beta.value * a.numerator * scale * (linear_beta.value * c.numerator);
+        } else {
+            const float gated = beta.value * tanh_exact(beta.divide(gate)) * sigmoid_exact(gate);
+            return gated * (linear_beta.value * tanh_exact(linear_beta.divide(up)));
+        }
     }
 };
 
 template <bool kFastMath>
 struct SwiGLU {
     DG_HOST_DEVICE SwiGLU(float, float) {} // takes SiTU's constants and needs none
-    DG_HOST_DEVICE float operator()(float gate, float up) const { return gate * sigmoid<kFastMath>(gate) * up; }
+    DG_HOST_DEVICE float operator()(float gate, float up) const {
+        if constexpr (kFastMath) {
+            const Fraction share = sigmoid_fast(gate);
+            return gate * (share.numerator * reciprocal_fast(share.denominator)) * up;
+        } else {
+            return gate * sigmoid_exact(gate) * up;
+        }
+    }
 };
 
 template <Activation kActivation, bool kFastMath>

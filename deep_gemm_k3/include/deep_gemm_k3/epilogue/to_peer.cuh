@@ -21,9 +21,7 @@ struct ToPeer {
 
     // Places of the tokens' partials.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info =
-            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
-            uint64_t(task.block) * kTokens;
+        const plan::RowInfo* info = row_info<C>(ctx, task);
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
             rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].place);
@@ -35,7 +33,7 @@ struct ToPeer {
         for (int i = 0; i < Rows::kPerLane; ++i) {
             const uint32_t slot = rows.first[i] / kMaxNumRanks, rank = rows.first[i] % kMaxNumRanks;
             uint64_t address = 0;
-            if (static_cast<int>((me.lane + 32 * i) % kTokens) < task.num_valid_tokens && rank < C.shape.num_ranks &&
+            if (static_cast<int>(me.lane + 32 * i) < task.num_valid_tokens && rank < C.shape.num_ranks &&
                 slot < static_cast<uint32_t>(C.shape.num_max_tokens * C.shape.num_topk))
                 address = reinterpret_cast<uint64_t>(sched::peer_component<C>(ctx, rank, plan::Component::kPartials) +
                                                      plan::partial_offset(C.shape, slot));

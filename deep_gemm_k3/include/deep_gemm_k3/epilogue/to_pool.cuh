@@ -24,7 +24,8 @@ struct RoutedActivation {
     float limit;
 
     __device__ __forceinline__ explicit RoutedActivation(const Scalars& s)
-        : function(s.situ_beta, s.situ_linear_beta), limit(C.has_clamp ? nearest_bf16(s.activation_clamp) : 0.f) {}
+        : function(anew(s.situ_beta), anew(s.situ_linear_beta)),
+          limit(C.has_clamp ? nearest_bf16(anew(s.activation_clamp)) : 0.f) {}
     __device__ __forceinline__ float operator()(float gate, float up) const {
         if constexpr (C.has_clamp)
             return function(clamp_gate(gate, limit), clamp_up(up, limit));
@@ -36,10 +37,10 @@ struct RoutedActivation {
 template <Config C>
 struct ToPool {
     static constexpr int kTokens = C.routed_tile.num_tokens;
-    static constexpr int kPass =
-        min_of(kTokens, 32); // tokens per turn of the loop: one copy of its code serves them all
+    // Tokens per turn of the loop: one copy of its code serves them all. Groups of a turn share one stream of
+    // instructions; those beyond the tile compute what nobody reads.
+    static constexpr int kPass = min_of(kTokens, 32);
     static constexpr int kNumGroups = kPass / 8;
-    static constexpr bool kSkips = kTokens > 32; // groups without tokens; narrower tiles have no registers for it
     using Rows = TokenRows<kTokens>;
     using Accumulators = float[2][kTokens / 2];
     using Activate = RoutedActivation<C>;
@@ -51,9 +52,7 @@ struct ToPool {
 
     // Routing weights of the block's tokens.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info =
-            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
-            uint64_t(task.block) * kTokens;
+        const plan::RowInfo* info = row_info<C>(ctx, task);
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
             rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
@@ -62,8 +61,8 @@ struct ToPool {
     // Where the codes of a warp's tokens lie; this lane's pair of tokens of a group.
     __device__ __forceinline__ uint32_t codes_address(uint32_t warp) const {
         constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
-        return ptx::shared_address(ctx.shared) + kLayout.scale_codes + (me.warpgroup * 4 + warp) * kTokens * 2 +
-               me.pair * 4;
+        return ptx::shared_address(ctx.shared) + kLayout.scale_codes +
+               (me.warpgroup * 4 + warp) * plan::scale_code_stride(C) + me.pair * 4;
     }
 
     // Replaces acc[b][4j], acc[b][4j + 1] by the weighted activations of two tokens; returns the scale codes of the
@@ -124,7 +123,8 @@ struct ToPool {
             ptx::store_matrix_x2_transposed(to, matrix[0], matrix[1]);
         __syncwarp();
         const uint32_t token = me.lane >> 1, block = (me.lane & 1) ^ ((token >> 2) & 1);
-        if (kPaired == 2 || me.lane < 16) {
+        const bool exists = kTokens % kPass == 0 || first_token + 8 * j + static_cast<int>(token) < kTokens;
+        if ((kPaired == 2 || me.lane < 16) && exists) {
             const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
             *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, first_token + 8 * j + token,
                                                         8 * me.warpgroup + 2 * me.warp + block)) = chunk;
@@ -139,29 +139,21 @@ struct ToPool {
         const int num_tokens = task.num_valid_tokens;
 #pragma unroll 1
         for (int first = 0; first < num_tokens; first += kPass) {
-            uint32_t codes[kNumGroups] = {};
+            uint32_t codes[kNumGroups];
 #pragma unroll
             for (int j = 0; j < kNumGroups; ++j) {
-                if (kSkips && first + 8 * j >= num_tokens)
-                    break;
                 codes[j] = activate_group(j, activate, rows, acc);
                 if (me.row == 0)
                     ptx::store_shared_4(codes_address(me.warp) + first * 2 + j * 16, codes[j]);
             }
             me.sync();
 #pragma unroll
-            for (int j = 0; j < kNumGroups; ++j) {
-                if (kSkips && first + 8 * j >= num_tokens)
-                    break;
+            for (int j = 0; j < kNumGroups; ++j)
                 codes[j] =
                     ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + first * 2 + j * 16));
-            }
 #pragma unroll
-            for (int j = 0; j < kNumGroups; j += 2) {
-                if (kSkips && first + 8 * j >= num_tokens)
-                    break;
+            for (int j = 0; j < kNumGroups; j += 2)
                 store_groups(j, first, &codes[j], acc, tile);
-            }
             rows.advance();
             shift_accumulators<kPass / 2>(acc[0]);
             shift_accumulators<kPass / 2>(acc[1]);

@@ -28,7 +28,8 @@ __device__ __forceinline__ void stage_transposed(
         for (int i = 0; i < kPaired; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float* a = &d[4 * (first_group + j + i) + 2 * h];
+                const int group = min_of(first_group + j + i, kNumAccumulators / 4 - 1); // the last pass may be short
+                const float* a = &d[4 * group + 2 * h];
                 matrix[2 * i + h] = ptx::float_to_bf16x2(a[1], a[0]) ^ flip;
             }
         const uint32_t token = 8 * j + (me.lane >> 4) * 8 + (me.lane & 7), chunk = 2 * me.warp + ((me.lane >> 3) & 1);

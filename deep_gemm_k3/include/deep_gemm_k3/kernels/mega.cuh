@@ -43,6 +43,8 @@ struct RegisterSplit {
     int math;
     int other;
 };
+// Two CTAs on an SM: the shared expert and wider tiles take registers of the math warps that other kernels leave to the
+// other roles. With too few the assembler waits for every wgmma (C7512).
 DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     if (c.num_math_warpgroups != 2 || c.arch == Architecture::kSM100) // there the sums are no registers
         return {0, 0};
@@ -50,7 +52,7 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     case 1:
         return c.routed_tile.num_tokens <= 64 ? RegisterSplit{200, 104} : RegisterSplit{216, 72};
     case 2:
-        return {96, 48}; // with 88 the assembler waits for every wgmma of some kernels (C7512)
+        return c.has_shared() || c.routed_tile.num_tokens > 16 ? RegisterSplit{96, 48} : RegisterSplit{88, 64};
     default:
         return {72, 24};
     }

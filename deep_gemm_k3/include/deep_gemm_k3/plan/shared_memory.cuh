@@ -81,9 +81,12 @@ DG_HOST_DEVICE constexpr int staging_tokens(const Config& c) {
 DG_HOST_DEVICE constexpr int staging_bytes_per_warpgroup(const Config& c) {
     return staging_tokens(c) * kUnitRows * 2;
 }
-// Scale codes that warps exchange before they quantise: two bytes per token and warp.
+// Scale codes that warps exchange before they quantise: two bytes per token and warp, for whole passes of 32 tokens.
+DG_HOST_DEVICE constexpr int scale_code_stride(const Config& c) {
+    return align_up(c.routed_tile.num_tokens, 32) * 2;
+}
 DG_HOST_DEVICE constexpr int scale_code_bytes(const Config& c) {
-    return c.num_math_warpgroups * kWarpsPerWarpgroup * c.routed_tile.num_tokens * 2;
+    return c.num_math_warpgroups * kWarpsPerWarpgroup * scale_code_stride(c);
 }
 // Task records between the producer and the math warps. SM90: one per stage and one for the tile in its epilogue.
 // SM100: a ring of its own.

@@ -33,7 +33,8 @@ struct CombineShape {
     static constexpr int kNumThreads = C.num_math_warpgroups * 128;
     static constexpr int kNumVectors = C.shape.hidden / 8;
     static constexpr int kVectorsPerThread = ceil_div(kNumVectors, kNumThreads);
-    static constexpr int kSlotsInFlight = max_of(1, 8 / kVectorsPerThread);
+    // Vectors in flight take four registers each; a CTA that has the SM to itself has them to spare.
+    static constexpr int kSlotsInFlight = max_of(1, (C.num_ctas_per_sm == 1 ? 16 : 8) / kVectorsPerThread);
 };
 
 // Calls f(word, sums of its columns, address) for every word in flight that this thread owns. A function, not a generic
@@ -147,10 +148,17 @@ __device__ __forceinline__ void combine_token(const Context& ctx, int token, int
 
 template <Config C>
 __device__ __forceinline__ void combine(const Context& ctx) {
+    Context here = ctx;
     int buffer = 0;
     // The last CTAs have the fewest tasks.
-    for (int token = ctx.num_ctas - 1 - ctx.cta_idx; token < ctx.params.num_tokens; token += ctx.num_ctas, buffer ^= 1)
-        combine_token<C>(ctx, token, buffer);
+    for (int token = ctx.num_ctas - 1 - ctx.cta_idx; token < ctx.params.num_tokens;
+        token += ctx.num_ctas, buffer ^= 1) {
+        // Anew for every token: addresses that derive from it take no registers beside the slots in flight.
+        here.thread_idx = static_cast<int>(ptx::thread_index());
+        here.warp_idx = here.thread_idx / 32;
+        here.lane_idx = here.thread_idx % 32;
+        combine_token<C>(here, token, buffer);
+    }
 }
 
 } // namespace deep_gemm_k3::roles
