@@ -55,6 +55,68 @@ def test_ldmatrix_and_stmatrix(count: int, trans: str) -> None:
     assert np.array_equal(back, words(matrices).ravel())
 
 
+def byte_rows(count: int, rows: int) -> np.ndarray:
+    return np.random.default_rng(count * rows).integers(0, 256, (count, rows, 16)).astype(np.uint8)
+
+
+def expanded(rows: np.ndarray, kind: str) -> np.ndarray:
+    """Sixteen packed elements at the beginning of a row as bytes."""
+    if kind == "b8":
+        return rows
+    width = 4 if "b4" in kind else 6
+    bits = np.unpackbits(rows, axis=-1, bitorder="little")[..., : 16 * width].reshape(*rows.shape[:-1], 16, width)
+    return (bits << np.arange(width, dtype=np.uint8)).sum(-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "kind"),
+    [("m16n16", n, k) for n in (1, 2) for k in ("b8", "b8x16.b4x16_p64", "b8x16.b6x16_p32")]
+    + [("m8n16", n, k) for n in (1, 2, 4) for k in ("b8x16.b4x16_p64", "b8x16.b6x16_p32")],
+)
+def test_ldmatrix_of_bytes(shape: str, count: int, kind: str) -> None:
+    square = shape == "m16n16"
+    rows, n = (16, 2 * count) if square else (8, count)
+    data, y = byte_rows(count, rows), np.zeros((32, n), np.uint32)
+    regs = ",".join(f"%r{i}" for i in range(n))
+    trans = ".trans" if square else ""
+    body = f""".reg .b32 %r<8>, %t, %s, %v; .reg .b64 %x, %y; .shared .align 16 .b8 box[{data.size}];
+    mov.u32 %t, %tid.x; ld.param.u64 %x, [x]; ld.param.u64 %y, [y]; mov.u32 %s, box; mad.wide.u32 %x, %t, 4, %x; mad.lo.u32 %s, %t, 4, %s;"""
+    body += "".join(f"ld.global.b32 %v, [%x+{i}]; st.shared.b32 [%s+{i}], %v;" for i in range(0, data.size, 128))
+    body += f"""bar.warp.sync -1; mov.u32 %s, box; and.b32 %v, %t, {rows * count - 1}; mad.lo.u32 %s, %v, 16, %s;
+    ldmatrix.sync.aligned.{shape}.x{count}{trans}.shared.{kind} {{{regs}}}, [%s]; mad.wide.u32 %y, %t, {4 * n}, %y;"""
+    body += "".join(f"st.global.b32 [%y+{4 * i}], %r{i};" for i in range(n))
+    run_ptx(body, ".param .u64 x, .param .u64 y", [data, y], target="sm_100a")
+    values = expanded(data, kind)
+    want = np.zeros((32, n, 4), np.uint8)
+    for lane in range(32):
+        for r in range(n):
+            for i in range(4):
+                if square:  # two of four neighbouring rows in each register, of a column and the one eight further
+                    want[lane, r, i] = values[r // 2, lane % 4 * 4 + r % 2 * 2 + i % 2, lane // 4 + 8 * (i // 2)]
+                else:
+                    want[lane, r, i] = values[r, lane // 4, lane % 4 * 4 + i]
+    assert np.array_equal(y.view(np.uint8).reshape(32, n, 4), want)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(count: int) -> None:
+    data, y = byte_rows(32, count)[:, :, :4].copy(), np.zeros((count, 8, 16), np.uint8)
+    regs = ",".join(f"%r{i}" for i in range(count))
+    body = f""".reg .b32 %r<8>, %t, %s, %v; .reg .b64 %x, %y; .shared .align 16 .b8 box[{y.size}];
+    mov.u32 %t, %tid.x; ld.param.u64 %x, [x]; ld.param.u64 %y, [y]; mad.wide.u32 %x, %t, {4 * count}, %x; mad.wide.u32 %y, %t, 4, %y;"""
+    body += "".join(f"ld.global.b32 %r{i}, [%x+{4 * i}];" for i in range(count))
+    body += f"""mov.u32 %s, box; and.b32 %v, %t, {8 * count - 1}; mad.lo.u32 %s, %v, 16, %s;
+    stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%s], {{{regs}}}; bar.warp.sync -1; mov.u32 %s, box; mad.lo.u32 %s, %t, 4, %s;"""
+    body += "".join(f"ld.shared.b32 %v, [%s+{i}]; st.global.b32 [%y+{i}], %v;" for i in range(0, y.size, 128))
+    run_ptx(body, ".param .u64 x, .param .u64 y", [data, y], target="sm_100a")
+    want = np.zeros_like(y)
+    for lane in range(32):
+        for k in range(count):
+            for i in range(4):
+                want[k, lane % 4 * 2 + i % 2, lane // 4 + 8 * (i // 2)] = data[lane, k, i]
+    assert np.array_equal(y, want)
+
+
 def test_movmatrix() -> None:
     matrix = torch.randint(-30000, 30000, (8, 8), dtype=torch.int16)
     y = np.zeros(32, np.uint32)
