@@ -37,8 +37,8 @@ struct CombineShape {
     static constexpr int kSlotsInFlight = max_of(1, (C.num_ctas_per_sm == 1 ? 16 : 8) / kVectorsPerThread);
 };
 
-// Calls f(word, sums of its columns, address) for every word in flight that this thread owns. A function, not a generic
-// lambda: those have no execution space under NVRTC.
+// Calls f(word, sums of its columns, address) for every word in flight that this thread owns, its first at `partials`.
+// A function, not a generic lambda: those have no execution space under NVRTC.
 template <Config C, class Function>
 __device__ __forceinline__ void for_each_word(const Context& ctx, uint32_t slots, uint8_t* partials,
     ptx::Word16 (&words)[CombineShape<C>::kSlotsInFlight][CombineShape<C>::kVectorsPerThread],
@@ -50,7 +50,7 @@ __device__ __forceinline__ void for_each_word(const Context& ctx, uint32_t slots
         for (int j = 0; j < S::kVectorsPerThread; ++j) {
             const int vector = j * S::kNumThreads + ctx.thread_idx;
             if ((slots >> i & 1) != 0 && vector < S::kNumVectors)
-                f(words[i][j], sums[j], partials + (i * S::kNumVectors + vector) * 16);
+                f(words[i][j], sums[j], partials + (i * S::kNumVectors + j * S::kNumThreads) * 16);
         }
 }
 
@@ -60,7 +60,8 @@ __device__ __forceinline__ void add_slots(const Context& ctx, int token, int fir
     float (&sums)[CombineShape<C>::kVectorsPerThread][8]) {
     using S = CombineShape<C>;
     uint8_t* partials = sched::component<C>(ctx, plan::Component::kPartials) +
-                        plan::partial_offset(C.shape, uint64_t(token) * C.shape.num_topk + first);
+                        plan::partial_offset(C.shape, uint64_t(token) * C.shape.num_topk + first) +
+                        static_cast<uint32_t>(ctx.thread_idx) * 16;
     const uint32_t slots = valid_slots >> first;
     ptx::Word16 words[S::kSlotsInFlight][S::kVectorsPerThread];
     sync::wait_until(
