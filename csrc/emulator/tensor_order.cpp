@@ -109,6 +109,8 @@ void exec_hazard(Warp& w, const Inst& in, u32 m) {
 // Loads in flight at every instruction, along all paths.
 void Decoder::find_load_hazards() {
     std::vector<Inst>& code = program_->code;
+    if (function_.statements.empty())
+        return;
     auto is = [&](u32 i, const char* what) {
         const Statement& s = function_.statements[code[i].statement];
         return s.op == "tcgen05" && !s.mods.empty() && s.mods[0] == what;

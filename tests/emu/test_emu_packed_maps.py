@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from emu_support import cuda_module
+from emu_support import cuda_module, run_ptx
 from tensor_support import HELPERS
 
 from deep_gemm_k3.emulator import Device, EmulatorError, TensorMap
@@ -172,3 +172,33 @@ def test_four_bits_that_expand_cannot_be_stored() -> None:
             params=[tensor_map, np.zeros(512, np.uint32), 512],
             shared_bytes=2048,
         )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "multimem.red.relaxed.sys.global.add.u32 [%x], %r0;",
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r1}, {%r0,%r1}, {%f0,%f1,%f2,%f3}, %r0, 0;",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r0], [%x, {%r0,%r0,%r0}], [%r0], {%h0};",
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32 {%r0,%r1}, %r0, [%r0];",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0,%f1,%f2,%f3}, %x, %x, 1, 1, 1, 0, 0;",
+    ],
+    ids=lambda text: text.split(".")[0] + text.split(".")[1],
+)
+def test_what_has_no_model_names_its_line(text: str) -> None:
+    body = ".reg .b32 %r<4>; .reg .f32 %f<4>; .reg .b16 %h<2>; .reg .b64 %x;\n" + text
+    with pytest.raises(EmulatorError, match=r"PTX line 6: .*" + text.split(".")[0]):
+        run_ptx(body, "", [], target="sm_100a")
+
+
+def test_a_kernel_of_no_instruction_ends() -> None:
+    assert not run_ptx("", "", [], target="sm_100a").findings
+
+
+def test_interleaved_maps_have_no_model() -> None:
+    data = aligned(RNG.integers(0, 256, (4, 4, 64)).astype(np.uint8))
+    tensor_map = TensorMap(data, "uint8", [64, 4, 4], [64, 256], [16, 4, 1], interleave=1)
+    body = """.reg .b32 %a; .reg .b64 %m; .shared .align 128 .b8 box[1024]; .shared .align 8 .b64 bar; mov.u64 %m, map; cvta.param.u64 %m, %m; mov.u32 %a, 0;
+    mbarrier.init.shared::cta.b64 [bar], 1; cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [box], [%m, {%a,%a,%a}], [bar];"""
+    with pytest.raises(EmulatorError, match="interleaved"):
+        run_ptx(body, ".param .align 64 .b8 map[128]", [tensor_map], block=1, target="sm_100a")
