@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from deep_gemm_k3.testing.plays import PLAYS  # noqa: E402
-from deep_gemm_k3.testing.report import Reasons, document, latest_record  # noqa: E402
+from deep_gemm_k3.testing.report import Reasons, document, latest_record, surely_noticed  # noqa: E402
 from deep_gemm_k3.testing.sweep import Sweep, Verdict, is_small, trials  # noqa: E402
 
 
@@ -42,7 +42,7 @@ def digest(group: str, number: int) -> bytes:
     return hashlib.sha256(f"{group} #{number}".encode()).digest()
 
 
-def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
+def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[str, object]:
     started = time.monotonic()
     one = Sweep(PLAYS[name])
     plan = trials(PLAYS[name], arguments.seeds)
@@ -50,6 +50,11 @@ def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
         plan = [trial for trial in plan if is_small(PLAYS[name], trial.act)]
     one.check(plan)
     chosen = [i for i, site in enumerate(one.sites) if re.search(arguments.only, site.group)]
+    if arguments.skip_noticed:
+        chosen = [i for i in chosen if one.sites[i].group not in noticed]
+    if arguments.again:
+        sure = surely_noticed(latest_record(), name)
+        chosen = [i for i in chosen if one.sites[i].group in sure]
     if arguments.sample:
         chosen = sorted(chosen, key=lambda i: digest(one.sites[i].group, one.numbers[i]))[: arguments.sample]
     print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)
@@ -68,7 +73,14 @@ def sweep(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     print(
         f"{name}: {survived} of {len(verdicts)} survive, {seconds} s; noticed by {dict(by.most_common())}", flush=True
     )
-    return {"play": name, "kernel": one.entry, "seconds": seconds, "verdicts": [asdict(v) for v in verdicts]}
+    noticed |= {verdict.site for verdict in verdicts if verdict.by}
+    return {
+        "play": name,
+        "kernel": one.entry,
+        "seconds": seconds,
+        "mutants": len(one.sites),
+        "verdicts": [asdict(v) for v in verdicts],
+    }
 
 
 def main() -> None:
@@ -79,6 +91,12 @@ def main() -> None:
         "--seeds", type=int, default=3, help="seeds of the small act with race detection, and as many without"
     )
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each play, always the same; 0: all")
+    parser.add_argument(
+        "--skip-noticed", action="store_true", help="skip sites of which an earlier play has noticed a mutant"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="only sites of which the committed record has every mutant noticed"
+    )
     parser.add_argument("--small", action="store_true", help="only the small acts of each play")
     parser.add_argument("--document", action="store_true", help="only write docs/mutation.md from the committed record")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -89,9 +107,12 @@ def main() -> None:
         (ROOT / "docs" / "mutation.md").write_text(document(latest_record(), Reasons.load()))
         return
     out = arguments.out or ROOT / "docs" / "runs" / f"mutation-{commit()}.json"
-    record = {"commit": commit(), "plays": [sweep(name, arguments) for name in arguments.play or PLAYS]}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    plays: list[dict[str, object]] = []
+    noticed: set[str] = set()
+    for name in arguments.play or PLAYS:
+        plays.append(sweep(name, arguments, noticed))
+        out.write_text(json.dumps({"commit": commit(), "plays": plays}, indent=1) + "\n")
     print(f"written: {out}")
     sys.stdout.flush()
     os._exit(0)  # threads of recorded worlds are of no use any more

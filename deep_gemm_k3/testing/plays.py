@@ -27,13 +27,14 @@ PLAYS = {
         # longer K, cut in two
         Play(
             "splits",
-            WorldShape((), 4, 2, 768, 512, **{**_SHARED, "shared_hidden": 512, "shared_intermediate": 256}),
+            WorldShape((), 4, 2, 768, 256, **{**_SHARED, "shared_intermediate": 256}),
             _SITU,
             "dense",
             ((9, 0), (0, 0)),
             calls=2,
             overrides={
                 "routed_tokens": 16,
+                "num_stages": 3,
                 "shared_tokens": 16,
                 "num_ctas_per_sm": 1,
                 "splits": {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 2},

@@ -54,6 +54,13 @@ def noticed_sites(record: Mapping[str, Any]) -> set[str]:
     return {v["site"] for play in record["plays"] for v in play["verdicts"] if v["by"]}
 
 
+def surely_noticed(record: Mapping[str, Any], name: str) -> set[str]:
+    """Names of sites of which a play's small acts noticed every mutant."""
+    verdicts = [v for play in record["plays"] if play["play"] == name for v in play["verdicts"]]
+    unsure = {v["site"] for v in verdicts if not v["by"] or not v["trial"].startswith(("act 0", "act 1"))}
+    return {v["site"] for v in verdicts} - unsure
+
+
 def document(record: Mapping[str, Any], reasons: Reasons) -> str:
     """docs/mutation.md."""
     lines = [
@@ -64,12 +71,12 @@ def document(record: Mapping[str, Any], reasons: Reasons) -> str:
         "the device. Each mutant runs in the emulator on recorded calls of the public API (`deep_gemm_k3/testing/plays.py`),",
         "under several schedules, with race detection and without, until somebody notices: a deadlock, a finding, or a result",
         "with other bits. `scripts/mutation_sweep.py` makes the record and this page; CI runs a sample of the mutants",
-        "(`tests/emu/test_emu_mutation.py`).",
+        "(`tests/emu/test_emu_mutation_sweep.py`).",
         "",
         f"Record: `docs/runs/mutation-{record['commit']}.json`.",
         "",
-        "| play | mutants | noticed | survive | noticed by |",
-        "|---|---|---|---|---|",
+        "| play | mutants | run | noticed | survive | noticed by |",
+        "|---|---|---|---|---|---|",
     ]
     noticed = noticed_sites(record)
     survivors: dict[str, Counter[str]] = {}
@@ -78,13 +85,14 @@ def document(record: Mapping[str, Any], reasons: Reasons) -> str:
         by = Counter(kind for v in verdicts for kind in v["by"])
         left = [v["site"] for v in verdicts if not v["by"]]
         kinds = ", ".join(f"{kind} {count}" for kind, count in by.most_common())
-        lines.append(f"| {play['play']} | {len(verdicts)} | {len(verdicts) - len(left)} | {len(left)} | {kinds} |")
+        counts = f"{play['mutants']} | {len(verdicts)} | {len(verdicts) - len(left)} | {len(left)}"
+        lines.append(f"| {play['play']} | {counts} | {kinds} |")
         for site in left:
             why = COPY if site in noticed else reasons.of(site)
             survivors.setdefault(why or "NO REASON", Counter())[site] += 1
     lines += [
         "",
-        "A mutant may be noticed in more than one way in the trial that notices it; `wrong` is a result with other bits.",
+        "A record may be partial: mutants that were not run are not judged, and plays after the first may run only what the first left. A mutant may be noticed in more than one way in the trial that notices it; `wrong` is a result with other bits.",
         "",
     ]
     lines += ["## Survivors", ""]
