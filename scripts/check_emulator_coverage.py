@@ -72,12 +72,16 @@ def decode(target: str, literal: str) -> dict[str, Any]:
 
 
 def summary(target: str, done: dict[str, Any], total: int, seconds: float) -> dict[str, Any]:
+    from deep_gemm_k3.jit.source import INCLUDE_DIR, headers_digest
+    from deep_gemm_k3.mega.plan import KERNELS
+
     used: Counter[str] = Counter()
     for entry in done.values():
         used.update(entry["opcodes"])
     statements = [entry["statements"] for entry in done.values()]
     return {
         "target": target,
+        "headers": headers_digest(f"deep_gemm_k3/kernels/{KERNELS[target]}.cuh", INCLUDE_DIR),
         "kernels": total,
         "decoded": len(done),
         "lacking": {literal: entry["lacking"] for literal, entry in done.items() if entry["lacking"]},

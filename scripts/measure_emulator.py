@@ -92,7 +92,7 @@ def call_seconds(shape: Any, mode: str, **how: Any) -> tuple[float, dict[str, in
     from deep_gemm_k3.testing.runner import RunOptions, Session, run_world
 
     world = make_world(shape, 1, "uniform", "random", "sm_90a")
-    session = Session(shape, device="cpu")
+    session = Session(shape, device="cpu", target="sm_90a")
     try:
         options = Options("situ", None, 4.0, 25.0)
         run_world(world, options, mode, RunOptions(), session)
@@ -126,7 +126,7 @@ def column() -> Iterator[str]:
 
 def regression() -> Iterator[str]:
     script = [sys.executable, str(ROOT / "tests" / "test_mega_moe_situ.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGK3_CPU_TARGET": "sm_90a"}
     for _ in range(2):  # the first run compiles
         started = time.perf_counter()
         subprocess.run(script, check=True, env=environment, stdout=subprocess.DEVNULL)

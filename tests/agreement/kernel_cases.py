@@ -56,6 +56,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def kernel_digest() -> str:
+    """What tells one version of the kernel from another: the contents of its headers."""
+    from deep_gemm_k3.jit.source import INCLUDE_DIR, headers_digest
+
+    return headers_digest("deep_gemm_k3/kernels/mega_sm90.cuh", INCLUDE_DIR)
+
+
 def compile_all(cases: list[Case]) -> str:
     """Compiles what the cases run on a GPU, all kernels at once."""
     from deep_gemm_k3.jit.kernel import default_store
@@ -82,7 +89,7 @@ def compile_all(cases: list[Case]) -> str:
 
 def run_case(case: Case, device: str) -> list[RankResult]:
     """All ranks' results of one call, on the CPU."""
-    session = Session(case.shape, device=device, num_sms=NUM_SMS)
+    session = Session(case.shape, device=device, num_sms=NUM_SMS, target="sm_90a")
     try:
         for buffer in session.buffers:
             _extension.ops().set_overrides(buffer.handle, json.dumps(OVERRIDES))

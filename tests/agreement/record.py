@@ -65,7 +65,7 @@ def main() -> None:
         record["approximations"] = record_approximations(where)
         arguments.out.write_text(json.dumps(record, indent=1))
     if arguments.only != "products":
-        record["calls"] = {}
+        record["calls"], record["kernel"] = {}, kernel_cases.kernel_digest()
         if where == "cuda":
             print(kernel_cases.compile_all(kernel_cases.CASES))
         for case in kernel_cases.CASES:
