@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shlex
 import statistics
 import subprocess
 import time
@@ -68,7 +69,7 @@ class Run:
         self.data: dict[str, Any] = {
             "schema": SCHEMA,
             "kind": kind,
-            "command": " ".join(command),
+            "command": shlex.join(command),
             "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             "commit": commit(),
             "kernels": kernel_digest(),
