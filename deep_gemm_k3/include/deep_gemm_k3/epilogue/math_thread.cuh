@@ -6,7 +6,6 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/memory.cuh"
 #include "../ptx/sync.cuh"
-#include "../ptx/wgmma.cuh"
 #include "../sched/task.cuh"
 
 namespace deep_gemm_k3::epilogue {
@@ -43,12 +42,6 @@ __device__ __forceinline__ uint32_t staging_address(const sched::Context& ctx, c
     return ptx::shared_address(ctx.shared) + kLayout.staging + me.warpgroup * plan::staging_bytes_per_warpgroup(C);
 }
 
-// A constant of the call, read anew for this tile: nothing derived from it occupies a register during a mainloop.
-__device__ __forceinline__ float anew(float constant) {
-    ptx::keep(constant);
-    return constant;
-}
-
 // Two accumulators of adjacent tokens, rounded to BF16 and kept as floats.
 __device__ __forceinline__ void round_to_bf16(float& first, float& second) {
     const uint32_t packed = ptx::float_to_bf16x2(second, first);
@@ -73,16 +66,6 @@ struct TokenRows {
         }
     }
 };
-
-// Row information of a pool block.
-template <Config C>
-__device__ __forceinline__ const plan::RowInfo* row_info(const sched::Context& ctx, const sched::Task& task) {
-    uint64_t buffer = reinterpret_cast<uint64_t>(ctx.buffer);
-    ptx::keep(buffer); // nothing derived from it lives longer than this
-    return reinterpret_cast<const plan::RowInfo*>(
-               buffer + plan::component_offset(C.shape, plan::Component::kPoolRowInfo)) +
-           uint64_t(task.block) * C.routed_tile.num_tokens;
-}
 
 // Moves accumulators down by kCount, so that a rolled loop finds the next ones at the same place.
 template <int kCount, int kNumAccumulators>

@@ -18,54 +18,25 @@ DG_HOST_DEVICE constexpr bool can_split(const TileShape& tile) {
 
 template <Config C, int kNumBlocks, int kNumAccumulators>
 struct SplitReduction {
-    static constexpr int kNumVectors = kNumAccumulators / 4; // per m64 block
+    static constexpr int kNumVectors = kNumAccumulators / 4;
     static constexpr int kNumThreads = C.num_math_warpgroups * 128;
-    static constexpr uint32_t kPartialBytes = plan::kMaxSplitTileElements * 4;
-    // Splits whose loads are in flight together: what the registers of two CTAs on an SM allow.
-    static constexpr int kInFlight = kNumBlocks * kNumVectors <= 2 ? 8 : 1;
-    static_assert(kNumBlocks * kNumVectors * kNumThreads * 16 <= kPartialBytes);
+    static_assert(kNumBlocks * kNumAccumulators * kNumThreads <= plan::kMaxSplitTileElements);
     using Accumulators = float[kNumBlocks][kNumAccumulators];
 
-    // This thread's part of a split.
-    static __device__ __forceinline__ uint8_t* partial(
-        const sched::Context& ctx, const MathThread& me, int split_task) {
-        return sched::component<C>(ctx, plan::Component::kSplitPartials) + uint64_t(split_task) * kPartialBytes +
-               (me.warpgroup * 128 + me.thread) * 16;
-    }
-
-    // Adds splits [begin, begin + kInFlight) in their order; all loads are on their way before the first sum.
-    static __device__ __forceinline__ void add(const uint8_t* first, int num_splits, Accumulators& acc) {
-        ptx::Word16 words[kInFlight][kNumBlocks * kNumVectors];
-#pragma unroll
-        for (int s = 0; s < kInFlight; ++s)
-#pragma unroll
-            for (int v = 0; v < kNumBlocks * kNumVectors; ++v) {
-                words[s][v] = {0, 0, 0, 0};
-                if (s < num_splits)
-                    words[s][v] = ptx::load_relaxed_sys_v4(first + s * kPartialBytes + v * kNumThreads * 16);
-            }
-#pragma unroll
-        for (int s = 0; s < kInFlight; ++s)
-#pragma unroll
-            for (int v = 0; v < kNumBlocks * kNumVectors; ++v) {
-                float* total = &acc[v / kNumVectors][v % kNumVectors * 4];
-                total[0] += __uint_as_float(words[s][v].x);
-                total[1] += __uint_as_float(words[s][v].y);
-                total[2] += __uint_as_float(words[s][v].z);
-                total[3] += __uint_as_float(words[s][v].w);
-            }
+    static __device__ __forceinline__ uint8_t* partial(const sched::Context& ctx, int split_task, int vector) {
+        return sched::component<C>(ctx, plan::Component::kSplitPartials) +
+               (uint64_t(split_task) * plan::kMaxSplitTileElements + (vector * kNumThreads + ctx.thread_idx) * 4) * 4;
     }
 
     // True: this warpgroup now holds the tile's sums.
     static __device__ __forceinline__ bool run(const sched::Context& ctx, const sched::Task& task, Accumulators& acc) {
         const MathThread me;
         const uint32_t verdict = staging_address<C>(ctx, me);
-        uint8_t* mine = partial(ctx, me, task.split_task);
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
             for (int v = 0; v < kNumVectors; ++v)
-                *reinterpret_cast<float4*>(mine + (m * kNumVectors + v) * kNumThreads * 16) =
+                *reinterpret_cast<float4*>(partial(ctx, task.split_task, m * kNumVectors + v)) =
                     make_float4(acc[m][4 * v], acc[m][4 * v + 1], acc[m][4 * v + 2], acc[m][4 * v + 3]);
         me.sync();
         if (me.thread == 0)
@@ -76,15 +47,24 @@ struct SplitReduction {
         me.sync(); // the staging memory is free again
         if (!is_last)
             return false;
-        const uint8_t* first = partial(ctx, me, task.split_task - task.split);
+        const int first = task.split_task - task.split;
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
             for (int i = 0; i < kNumAccumulators; ++i)
                 acc[m][i] = 0.f;
 #pragma unroll 1
-        for (int s = 0; s < task.num_splits; s += kInFlight, first += kInFlight * kPartialBytes)
-            add(first, task.num_splits - s, acc);
+        for (int s = 0; s < task.num_splits; ++s)
+#pragma unroll
+            for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+                for (int v = 0; v < kNumVectors; ++v) {
+                    const ptx::Word16 w = ptx::load_relaxed_sys_v4(partial(ctx, first + s, m * kNumVectors + v));
+                    acc[m][4 * v] += __uint_as_float(w.x);
+                    acc[m][4 * v + 1] += __uint_as_float(w.y);
+                    acc[m][4 * v + 2] += __uint_as_float(w.z);
+                    acc[m][4 * v + 3] += __uint_as_float(w.w);
+                }
         return true;
     }
 };

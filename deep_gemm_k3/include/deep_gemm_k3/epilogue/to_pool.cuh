@@ -24,8 +24,7 @@ struct RoutedActivation {
     float limit;
 
     __device__ __forceinline__ explicit RoutedActivation(const Scalars& s)
-        : function(anew(s.situ_beta), anew(s.situ_linear_beta)),
-          limit(C.has_clamp ? nearest_bf16(anew(s.activation_clamp)) : 0.f) {}
+        : function(s.situ_beta, s.situ_linear_beta), limit(C.has_clamp ? nearest_bf16(s.activation_clamp) : 0.f) {}
     __device__ __forceinline__ float operator()(float gate, float up) const {
         if constexpr (C.has_clamp)
             return function(clamp_gate(gate, limit), clamp_up(up, limit));
@@ -52,7 +51,9 @@ struct ToPool {
 
     // Routing weights of the block's tokens.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const plan::RowInfo* info = row_info<C>(ctx, task);
+        const auto* info =
+            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
+            uint64_t(task.block) * kTokens;
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
             rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);

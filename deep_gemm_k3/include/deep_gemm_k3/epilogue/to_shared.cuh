@@ -69,7 +69,7 @@ struct SharedToIntermediate {
     }
 
     __device__ __forceinline__ void finish(const sched::Task& task, Accumulators& acc) const {
-        const Activate activation(anew(ctx.params.scalars.situ_beta), anew(ctx.params.scalars.situ_linear_beta));
+        const Activate activation(ctx.params.scalars.situ_beta, ctx.params.scalars.situ_linear_beta);
         const int num_tokens = task.num_valid_tokens;
         const uint32_t column = task.row_tile * (C.shared_tile.num_rows / 2) + me.warpgroup * kNumBlocks * 32;
         uint8_t* block = sched::component<C>(ctx, plan::Component::kSharedIntermediate) +

@@ -77,27 +77,22 @@ __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Depe
     ptx::fence_proxy_async_global();
 }
 
-// As Context::parity, read anew: a math warp's mainloops have no register for it.
-__device__ __forceinline__ uint32_t parity_anew(const sched::Context& ctx) {
-    return *reinterpret_cast<const volatile uint32_t*>(ctx.roles + plan::roles_memory::kEpoch) & 1;
-}
-
 // ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a
 // barrier
 template <Config C>
 __device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block) {
-    ptx::red_release_gpu_add(block_counter<C>(ctx, parity_anew(ctx), BlockCounter::kL1Done, block), 1);
+    ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), 1);
 }
 template <Config C>
 __device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx, int block) {
-    ptx::red_release_gpu_add(shared_counter<C>(ctx, parity_anew(ctx), block), 1);
+    ptx::red_release_gpu_add(shared_counter<C>(ctx, ctx.parity, block), 1);
 }
 // Arrival of one split of a tile; true for the last one, which then owns all partials of the tile. The writers of the
 // partial met at a barrier before it; the result goes to the other threads through another barrier.
 template <Config C>
 __device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
     const uint32_t arrived =
-        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, parity_anew(ctx), task.split_task - task.split + warpgroup), 1);
+        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, ctx.parity, task.split_task - task.split + warpgroup), 1);
     return static_cast<int>(arrived) == task.num_splits - 1;
 }
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
     while (true) {
         pipeline.wait_full();
         const TaskRecord& record = pipeline.next_record(ctx);
-        if (record.num_stages == 0 || pipeline.has_failed())
+        if (record.num_stages == 0 || pipeline.has_failed)
             break;
         debug::mark(ctx, debug::Event::kTask, debug_argument(record.task));
         if (!sched::is_shared(record.task.phase))
@@ -82,7 +82,7 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
             consume_shared<C>(ctx, record, pipeline);
         debug::mark(ctx, debug::Event::kFinished);
     }
-    if (pipeline.has_failed())
+    if (pipeline.has_failed)
         sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kMath, sync::What::kStage, pipeline.stage}, 0, 0);
 }
 

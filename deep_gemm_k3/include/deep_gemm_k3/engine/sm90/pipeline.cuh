@@ -53,17 +53,15 @@ struct Pipeline {
     static constexpr uint32_t kStageBytes = plan::stage_bytes(C);
     static constexpr uint32_t kNumStages = C.num_stages;
     static constexpr uint32_t kNumTries = 1u << 28;
-    // In `word`, beside the index of the task record that this side is at: registers are few.
-    static constexpr uint32_t kFailed = 1u << 31; // a wait has passed its limit
-    static constexpr uint32_t kParity = 1u << 30; // of the phase of full[stage] that the next fill completes
-    static constexpr uint32_t kRecordBits = kParity - 1;
 
-    uint32_t base;  // start of shared memory
-    uint32_t stage; // next stage
-    uint32_t word;
+    uint32_t base;   // start of shared memory
+    uint32_t stage;  // next stage
+    uint32_t parity; // of the phase of full[stage] that the next fill completes
+    uint32_t record; // next task record
+    bool has_failed; // a wait passed its limit
 
     __device__ __forceinline__ explicit Pipeline(const uint8_t* shared)
-        : base(ptx::shared_address(shared)), stage(0), word(kNumStages) {}
+        : base(ptx::shared_address(shared)), stage(0), parity(0), record(0), has_failed(false) {}
 
     __device__ __forceinline__ uint32_t address() const { return base + kLayout.stages + stage * kStageBytes; }
     __device__ __forceinline__ uint32_t full(uint32_t s) const { return base + kLayout.barriers + s * 8; }
@@ -72,31 +70,29 @@ struct Pipeline {
     __device__ __forceinline__ void advance() {
         if (++stage == kNumStages) {
             stage = 0;
-            word ^= kParity;
+            parity ^= 1;
         }
     }
     __device__ __forceinline__ TaskRecord& next_record(const sched::Context& ctx) {
         TaskRecord* records = reinterpret_cast<TaskRecord*>(ctx.shared + kLayout.tasks);
-        word = (word & kRecordBits) == kNumStages ? word - kNumStages : word + 1;
-        return records[word & kRecordBits];
+        TaskRecord& next = records[record];
+        record = record == kNumStages ? 0 : record + 1;
+        return next;
     }
     __device__ __forceinline__ uint32_t previous() const { return stage == 0 ? kNumStages - 1 : stage - 1; }
-
-    __device__ __forceinline__ bool has_failed() const { return (word & kFailed) != 0; }
-    __device__ __forceinline__ uint32_t parity() const { return (word & kParity) / kParity; }
 
     // Waits for the next stage. What it waits for always comes, since the producer never stops; the limit is there for
     // hardware that fails. Then the thread carries on and reports at the end (see consume).
     __device__ __forceinline__ void wait_full() {
-        word |= ptx::mbarrier_wait_fails(full(stage), parity(), kNumTries) * kFailed;
+        has_failed |= ptx::mbarrier_wait_fails(full(stage), parity, kNumTries);
     }
     // The first pass over the ring finds every stage empty.
     __device__ __forceinline__ void wait_empty(const sched::Context& ctx) const {
-        const uint32_t barrier = empty(stage), wanted = parity() ^ 1;
+        const uint32_t barrier = empty(stage), wanted = parity ^ 1;
         sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, stage},
             [=] { return ptx::mbarrier_try_wait(barrier, wanted); });
     }
-    __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity() ^ 1); }
+    __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }
 
     // Called by all lanes of a math warp whose reads of stage `s` are done.
     __device__ __forceinline__ void release(bool is_first_lane, uint32_t s) const {

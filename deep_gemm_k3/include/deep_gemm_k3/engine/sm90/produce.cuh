@@ -121,7 +121,7 @@ struct Producer {
     // Weights of the first stages, as far as empty stages reach; then the tokens of those stages, once they are ready.
     template <class Source>
     __device__ __forceinline__ int fill_first(Source& source, const TaskRecord& record) {
-        const uint32_t first_stage = pipeline.stage, first_word = pipeline.word;
+        const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
         int num_stages = 0;
 #pragma unroll 1
         for (; num_stages < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_stages) {
@@ -130,7 +130,7 @@ struct Producer {
             pipeline.advance();
         }
         pipeline.stage = first_stage;
-        pipeline.word = first_word;
+        pipeline.parity = first_parity;
         debug::mark(ctx, debug::Event::kAsked, debug_argument(record.task));
         sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
         debug::mark(ctx, debug::Event::kReady);
