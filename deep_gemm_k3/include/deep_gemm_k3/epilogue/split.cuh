@@ -23,9 +23,12 @@ struct SplitReduction {
     static_assert(kNumBlocks * kNumAccumulators * kNumThreads <= plan::kMaxSplitTileElements);
     using Accumulators = float[kNumBlocks][kNumAccumulators];
 
-    static __device__ __forceinline__ uint8_t* partial(const sched::Context& ctx, int split_task, int vector) {
+    // This thread's part of a vector of a split.
+    static __device__ __forceinline__ uint8_t* partial(
+        const sched::Context& ctx, const MathThread& me, int split_task, int vector) {
+        const int thread = me.warpgroup * 128 + me.thread;
         return sched::component<C>(ctx, plan::Component::kSplitPartials) +
-               (uint64_t(split_task) * plan::kMaxSplitTileElements + (vector * kNumThreads + ctx.thread_idx) * 4) * 4;
+               (uint64_t(split_task) * plan::kMaxSplitTileElements + (vector * kNumThreads + thread) * 4) * 4;
     }
 
     // True: this warpgroup now holds the tile's sums.
@@ -36,7 +39,7 @@ struct SplitReduction {
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
             for (int v = 0; v < kNumVectors; ++v)
-                *reinterpret_cast<float4*>(partial(ctx, task.split_task, m * kNumVectors + v)) =
+                *reinterpret_cast<float4*>(partial(ctx, me, task.split_task, m * kNumVectors + v)) =
                     make_float4(acc[m][4 * v], acc[m][4 * v + 1], acc[m][4 * v + 2], acc[m][4 * v + 3]);
         me.sync();
         if (me.thread == 0)
@@ -59,7 +62,7 @@ struct SplitReduction {
             for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
                 for (int v = 0; v < kNumVectors; ++v) {
-                    const ptx::Word16 w = ptx::load_relaxed_sys_v4(partial(ctx, first + s, m * kNumVectors + v));
+                    const ptx::Word16 w = ptx::load_relaxed_sys_v4(partial(ctx, me, first + s, m * kNumVectors + v));
                     acc[m][4 * v] += __uint_as_float(w.x);
                     acc[m][4 * v + 1] += __uint_as_float(w.y);
                     acc[m][4 * v + 2] += __uint_as_float(w.z);

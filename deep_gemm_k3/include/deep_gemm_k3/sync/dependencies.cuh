@@ -91,8 +91,11 @@ __device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx,
 // partial met at a barrier before it; the result goes to the other threads through another barrier.
 template <Config C>
 __device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
+    // The call's number is read anew: nothing derived from it need live in a register during the mainloop.
+    const auto number = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kEpoch));
+    const uint32_t parity = ptx::load_acquire_cta_shared(number) & 1;
     const uint32_t arrived =
-        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, ctx.parity, task.split_task - task.split + warpgroup), 1);
+        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, parity, task.split_task - task.split + warpgroup), 1);
     return static_cast<int>(arrived) == task.num_splits - 1;
 }
 
