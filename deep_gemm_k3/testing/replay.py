@@ -237,7 +237,7 @@ def record(play: Play) -> list[Scene]:
 
     shape = replace(play.shape, tokens=tuple(max(tokens) for tokens in zip(*play.acts, strict=True)))
     with on_emulator(seed=play.seed):
-        session = Session(shape, device="cpu", num_sms=play.num_sms)
+        session = Session(shape, device="cpu", num_sms=play.num_sms, target=play.target)
         for buffer in session.buffers:
             if play.overrides:
                 ops().set_overrides(buffer.handle, json.dumps(play.overrides))

@@ -36,7 +36,16 @@ def emulated() -> Iterator[None]:
 def _calls(given: RankInput, num_calls: int, num_sms: int = 3) -> list[torch.Tensor]:
     """y and shared_y of every call, on one buffer."""
     buffer = dg.get_symm_buffer_for_mega_moe(
-        None, 6, 384, 3, 384, 256, activation="situ", bf16_shared_intermediate_hidden=128, num_sms=num_sms
+        None,
+        6,
+        384,
+        3,
+        384,
+        256,
+        activation="situ",
+        bf16_shared_intermediate_hidden=128,
+        num_sms=num_sms,
+        target="sm_90a",
     )
     for name in ("x", "x_sf", "topk_idx", "topk_weights"):
         getattr(buffer, name)[:TOKENS].copy_(getattr(given.routed, name))

@@ -196,6 +196,7 @@ def test_overrides_reach_the_plan() -> None:
     wanted = {
         "routed_tokens": 32,
         "shared_tokens": 32,
+        "shared_rows": 128,
         "num_ctas_per_sm": 1,
         "num_stages": 3,
         "splits": {"routed_l1": 2, "routed_l2": 3, "shared_l1": 4, "shared_l2": 5},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -113,9 +114,23 @@ def test_tiles_follow_expected_rows() -> None:
     def tile(tokens: int) -> int:
         return int(Plan.make(**{**ROUTED, "num_tokens": tokens}).config["routed_tile"]["num_tokens"])
 
-    tiles = [tile(tokens) for tokens in range(0, 8192, 64)]
-    assert tiles == sorted(tiles) and set(tiles) == {8, 16, 32, 64, 96, 128}
-    assert tile(8) == 8 and tile(8192) == 128
+    few = [tile(tokens) for tokens in range(0, 256, 16)]
+    assert few == sorted(few) and set(few) == {8, 16, 32, 64} and tile(8) == 8
+    assert {tile(tokens) for tokens in range(192, 8192, 64)} == {64, 88, 104}
+
+
+@pytest.mark.parametrize("tokens", [256, 448, 512, 640, 1024, 1536, 2048, 8192])
+def test_many_rows_take_the_tile_that_pads_least(tokens: int) -> None:
+    """Rows of an expert are about Poisson distributed; a tile costs its tokens and about 8 more."""
+    mean = ROUTED["num_ranks"] * tokens * ROUTED["num_topk"] / ROUTED["num_experts"]
+
+    def cost(tile: int) -> float:
+        rows = range(max(0, int(mean - 9 * math.sqrt(mean))), int(mean + 9 * math.sqrt(mean)))
+        weights = (math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in rows)
+        return sum(w * max(1, -(-n // tile)) * (tile + 8) for n, w in zip(rows, weights, strict=True))
+
+    chosen = int(Plan.make(**{**ROUTED, "num_tokens": tokens}).config["routed_tile"]["num_tokens"])
+    assert cost(chosen) <= 1.02 * min(map(cost, (64, 88, 104)))
 
 
 def test_a_part_of_a_device_gets_one_cta_on_each_sm() -> None:
@@ -132,7 +147,7 @@ def test_shared_tiles_are_chosen_apart_from_routed_ones() -> None:
     few = Plan.make(**{**K3, "num_tokens": 1, "num_shared_tokens": 8192}).config
     many = Plan.make(**{**K3, "num_tokens": 8192, "num_shared_tokens": 1}).config
     assert few["routed_tile"]["num_tokens"] == 8 and few["shared_tile"]["num_tokens"] == 64
-    assert many["routed_tile"]["num_tokens"] == 128 and many["shared_tile"]["num_tokens"] == 64
+    assert many["routed_tile"]["num_tokens"] == 104 and many["shared_tile"]["num_tokens"] == 64
 
 
 def test_few_tiles_are_split_along_k() -> None:
