@@ -21,39 +21,16 @@
 // between threads alone. Neither side can wait for something the other never does; after an abort all carry on to the
 // end.
 #pragma once
-#include "../../debug/timeline.cuh"
-#include "../../plan/shared_memory.cuh"
 #include "../../ptx/cluster.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/sync.cuh"
 #include "../../ptx/tensor_core.cuh"
 #include "../../ptx/tensor_memory.cuh"
-#include "../../sched/task.cuh"
 #include "../../sync/wait.cuh"
+#include "../task_record.cuh"
 
 namespace deep_gemm_k3::engine {
 
-DG_HOST_DEVICE constexpr uint32_t num_math_warps(const Config& c) {
-    return c.num_math_warpgroups * plan::kWarpsPerWarpgroup;
-}
-
-// A task as the issuer and the math warps find it.
-struct alignas(16) TaskRecord {
-    sched::Task task;
-    int num_stages; // 0: there are no more tasks
-};
-static_assert(sizeof(TaskRecord) == plan::kTaskRecordBytes);
-
-// A task's name in the timeline.
-__device__ __forceinline__ uint32_t debug_argument(const sched::Task& task) {
-    return debug::task_argument(static_cast<int>(task.phase), task.row_tile, task.block);
-}
-
-// K stages of a task.
-DG_HOST_DEVICE constexpr sched::StageRange task_stages(const Config& c, const sched::Task& task) {
-    const int stage_k = sched::is_shared(task.phase) ? c.shared_tile.num_k : c.routed_tile.num_k;
-    return sched::split_stages(sched::num_k_columns(c, task.phase) / stage_k, task.split, task.num_splits);
-}
 // Halves of a CTA's row tile (128 weight rows each) that have rows.
 DG_HOST_DEVICE constexpr int num_tile_halves(const Config& c, sched::Phase phase, int row_tile) {
     const int num_left = sched::num_weight_rows(c, phase) - row_tile * plan::kTensorTileRows;

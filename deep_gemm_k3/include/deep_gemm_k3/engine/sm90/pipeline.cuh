@@ -14,37 +14,14 @@
 //
 // Neither side can wait for something the other never does; after an abort both carry on to the end of the list.
 #pragma once
-#include "../../debug/timeline.cuh"
-#include "../../plan/shared_memory.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/sync.cuh"
-#include "../../sched/task.cuh"
 #include "../../sync/wait.cuh"
+#include "../task_record.cuh"
 
 namespace deep_gemm_k3::engine {
 
 constexpr uint32_t kNumFullArrivals = 1;
-DG_HOST_DEVICE constexpr uint32_t num_empty_arrivals(const Config& c) {
-    return c.num_math_warpgroups * plan::kWarpsPerWarpgroup;
-}
-
-// A task as the math warps find it.
-struct alignas(16) TaskRecord {
-    sched::Task task;
-    int num_stages; // 0: there are no more tasks
-};
-static_assert(sizeof(TaskRecord) == plan::kTaskRecordBytes);
-
-// A task's name in the timeline.
-__device__ __forceinline__ uint32_t debug_argument(const sched::Task& task) {
-    return debug::task_argument(static_cast<int>(task.phase), task.row_tile, task.block);
-}
-
-// K stages of a task.
-DG_HOST_DEVICE constexpr sched::StageRange task_stages(const Config& c, const sched::Task& task) {
-    const int stage_k = sched::is_shared(task.phase) ? c.shared_tile.num_k : c.routed_tile.num_k;
-    return sched::split_stages(sched::num_k_columns(c, task.phase) / stage_k, task.split, task.num_splits);
-}
 
 // Position in the ring: 32-bit shared addresses only, so that a lean producer warp can keep it.
 template <Config C>
@@ -107,7 +84,7 @@ __device__ __forceinline__ void init_pipeline(const uint8_t* shared) {
     const Pipeline<C> pipeline(shared);
     for (uint32_t s = 0; s < pipeline.kNumStages; ++s) {
         ptx::mbarrier_init(pipeline.full(s), kNumFullArrivals);
-        ptx::mbarrier_init(pipeline.empty(s), num_empty_arrivals(C));
+        ptx::mbarrier_init(pipeline.empty(s), num_math_warps(C));
     }
     ptx::fence_mbarrier_init();
 }
