@@ -146,7 +146,7 @@ class Sweep:
                 verdict.by = outcome.kinds
                 verdict.trial = _trial_name(trial)
                 texts = [outcome.fault, *(f"{kind}: {text}" for kind, text in outcome.findings), *outcome.differing]
-                verdict.text = next(text for text in texts if text)[:400]
+                verdict.text = next(text for text in texts if text).replace(f"{INCLUDE_DIR}/", "")[:400]
                 break
         verdict.seconds = round(time.perf_counter() - started, 2)
         return verdict
