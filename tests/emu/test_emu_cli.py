@@ -13,28 +13,16 @@ from deep_gemm_k3.emulator import EmulatorError, Module
 SOURCE = 'extern "C" __global__ void scale(float* x, float by, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= by; }'
 
 
+def emulate(file: Path, grid: int, block: int, *parameters: str) -> int:
+    """Exit code of the command, for one launch of the file's kernel."""
+    given = [word for parameter in parameters for word in ("--param", parameter)]
+    return main(["emulate", str(file), "--grid", str(grid), "--block", str(block), *given])
+
+
 def test_emulate_runs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "k.ptx"
     file.write_text(compile_cuda(SOURCE))
-    assert (
-        main(
-            [
-                "emulate",
-                str(file),
-                "--grid",
-                "2",
-                "--block",
-                "4",
-                "--param",
-                "f32[6]=arange",
-                "--param",
-                "2.0",
-                "--param",
-                "6",
-            ]
-        )
-        == 0
-    )
+    assert emulate(file, 2, 4, "f32[6]=arange", "2.0", "6") == 0
     text = capsys.readouterr().out
     assert "tensor([ 0.,  2.,  4.,  6.,  8., 10.])" in text and "instructions" in text
     assert main(["emulate", str(file), "--check"]) == 0
@@ -44,25 +32,7 @@ def test_emulate_runs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_emulate_reports_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "k.ptx"
     file.write_text(compile_cuda(SOURCE))
-    assert (
-        main(
-            [
-                "emulate",
-                str(file),
-                "--grid",
-                "2",
-                "--block",
-                "64",
-                "--param",
-                "f32[100]",
-                "--param",
-                "2.0",
-                "--param",
-                "120",
-            ]
-        )
-        == 1
-    )
+    assert emulate(file, 2, 64, "f32[100]", "2.0", "120") == 1
     assert "out-of-bounds" in capsys.readouterr().out
 
 
