@@ -160,6 +160,28 @@ def test_a_bad_value_on_one_rank_stops_all(spoil: Callable[[RankCall], None], wo
         assert "wanted one without an abort" in after
 
 
+def test_ranks_that_start_after_the_abort_end_at_once() -> None:
+    """Their kernels find the abort cell set in their first instructions; their hosts knew nothing of it."""
+    warm(FOUR)
+    ranks = FOUR.world(5, 8)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
+        call = rank_call(buffer, ranks[group.rank], RS)
+        call.fill()
+        if group.rank == 1:
+            _bad_id(call)
+        call.settle()
+        group.barrier("ready")
+        if group.rank != 1:
+            time.sleep(0.3)  # the bad id ends rank 1's kernel without anybody else
+        return outcome(call, group)
+
+    for rank, (error, seconds, after) in enumerate(FOUR.each_rank(body)):
+        assert "expert id out of range" in error if ON_GPU else error, f"rank {rank}: {error or 'no error'}"
+        assert seconds < TIMEOUT_S
+        assert "wanted one without an abort" in after
+
+
 def test_a_bad_value_on_a_single_rank() -> None:
     """Nobody else waits, and still the call ends with the error, at once."""
 

@@ -267,10 +267,12 @@ def bad_value(rank: int, size: int, what: str) -> tuple[str, float, str]:
     def body(group: Group, buffer: SymmBuffer) -> tuple[str, float, str]:
         call = rank_call(buffer, given[group.rank], RS)
         call.fill()
-        if group.rank == 1 and what == "id":
+        if group.rank == 1 and what.startswith("id"):
             buffer.topk_idx[2, 1] = 8
         call.settle()
         group.barrier("ready")
+        if group.rank == 0 and what == "id, the other late":
+            time.sleep(0.3)  # the bad id ends rank 1's kernel without anybody else
         if group.rank == 1 and what == "host":
             time.sleep(0.3)  # the other one is inside the call
             call.y = call.y.float()
@@ -285,7 +287,9 @@ def bad_value(rank: int, size: int, what: str) -> tuple[str, float, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "words"), [("id", "expert id out of range"), ("host", "y: wanted dtype bfloat16, given float32")]
+    ("what", "words"),
+    [(what, "expert id out of range") for what in ("id", "id, the other late")]
+    + [("host", "y: wanted dtype bfloat16, given float32")],
 )
 def test_a_fault_of_one_rank_stops_the_other(world: ProcessWorld, what: str, words: str) -> None:
     for rank, (error, seconds, after) in enumerate(world.run(bad_value, what, timeout_s=40.0)):

@@ -87,6 +87,7 @@ __device__ __forceinline__ void delay(const Params& params) {
 }
 
 // A role's view of the call, read anew by each role: what one of them needs occupies no register while another runs.
+// Whole warps together.
 template <Config C>
 __device__ __forceinline__ sched::Context make_context(const Params& params, uint8_t* shared) {
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
@@ -127,8 +128,9 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
     start<C, Engine>(params, shared, roles);
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
     if (sync::started_aborted<C>(roles)) {
+        const sched::Context ctx = make_context<C>(params, shared);
         if (threadIdx.x == 0)
-            roles::report_abort(make_context<C>(params, shared));
+            roles::report_abort(ctx);
         sync::synchronise<C>();
         finalize<Engine>(shared);
         return;
