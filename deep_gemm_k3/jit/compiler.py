@@ -175,7 +175,7 @@ def _blob(nvrtc: Any, what: str, program: Any) -> bytes:
 
 
 class NvccCompiler:
-    """nvcc of a toolkit: two runs over one file, for PTX and cubin."""
+    """nvcc of a toolkit: one run for PTX, one that assembles it."""
 
     def __init__(self, toolchain: Toolchain | None = None) -> None:
         self.toolchain = toolchain or find_toolchain()
@@ -199,7 +199,7 @@ class NvccCompiler:
 
     def _run(self, source: KernelSource, options: Sequence[str], output: Path) -> str:
         includes = [f"-I{path}" for path in (INCLUDE_DIR, *self.toolchain.include_dirs)]
-        path = output.with_name("kernel.cu")
+        path = output.with_name("kernel.ptx" if output.suffix == ".cubin" else "kernel.cu")
         command = [
             str(self.nvcc),
             f"-arch={source.arch}",

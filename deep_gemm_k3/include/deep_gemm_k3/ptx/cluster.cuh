@@ -38,6 +38,9 @@ __device__ __forceinline__ uint32_t load_acquire_cluster(uint32_t address) {
     asm volatile("ld.acquire.cluster.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
 }
+__device__ __forceinline__ void store_cluster_4(uint32_t address, uint32_t v) {
+    asm volatile("st.relaxed.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 __device__ __forceinline__ void store_release_cluster(uint32_t address, uint32_t v) {
     asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }

@@ -1,5 +1,6 @@
 // The list of tiles of one call: the same, deterministic one for every CTA. Task i < grid belongs to CTA i; the others
-// are claimed, in order, by whoever is free. A task depends only on tasks that come earlier, and those are taken by
+// are claimed, in order, by whoever is free. Where two CTAs multiply together, read pairs for CTAs: the first one of a
+// pair claims for both. A task depends only on tasks that come earlier, and those are taken by
 // resident CTAs that take no later task before they have finished it, so no order of claims can deadlock. Who computes
 // a task does not enter its result.
 //
@@ -10,6 +11,7 @@
 #pragma once
 #include "../config.cuh"
 #include "../plan/roles_memory.cuh"
+#include "../sync/pair.cuh"
 #include "../sync/wait.cuh"
 #include "../types.cuh"
 #include "context.cuh"
@@ -116,27 +118,29 @@ __device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_
 }
 
 // Walks this CTA's tasks, for the one thread that hands them to the others. It waits for the expert list by itself,
-// once, before the first task that needs it. After an abort that happened before the list was complete it ends. Without
-// kClaims every task belongs to CTA i mod grid, and any number of threads may walk alike; so do the two CTAs of a pair,
-// which have a task together and each a row tile of it.
-template <Config C, bool kClaims = C.num_cluster_ctas == 1>
+// once, before the first task that needs it. After an abort that happened before the list was complete it ends. The two
+// CTAs of a pair have a task together and each a row tile of it. Without kClaims task i belongs to CTA i mod grid, and
+// any number of threads may walk alike.
+template <Config C, bool kClaims = true>
 class TaskIterator {
   public:
     __device__ explicit TaskIterator(const Context& ctx)
         : ctx_(ctx), index_(ctx.cta_idx / C.num_cluster_ctas), phase_(-1), first_task_(0), num_tasks_(0),
-          num_pool_blocks_(-1), expert_(0) {}
+          num_pool_blocks_(-1), expert_(0), num_claims_(0), claim_(0) {}
 
     // Asks for the next task, once between two calls of next(), so that the answer is there by then. Asking early keeps
     // a task from others: to be called when the current one is nearly handed over.
     __device__ __forceinline__ void claim() {
         if constexpr (kClaims)
-            index_ = static_cast<int>(ptx::atom_relaxed_gpu_add(
-                ctx_.buffer + plan::control::kTaskClaim + ctx_.parity * plan::kControlLineBytes, 1));
+            if (rank_in_cluster() == 0)
+                claim_ = ptx::atom_relaxed_gpu_add(
+                    ctx_.buffer + plan::control::kTaskClaim + ctx_.parity * plan::kControlLineBytes, 1);
     }
 
     __device__ bool next(Task& task) {
-        if (phase_ >= 0 && kClaims)
-            index_ += ctx_.num_ctas - first_task_;
+        if constexpr (kClaims)
+            if (phase_ >= 0 && !take_claim())
+                return false;
         while (index_ >= num_tasks_) {
             index_ -= num_tasks_;
             first_task_ += num_tasks_;
@@ -159,6 +163,23 @@ class TaskIterator {
     }
 
   private:
+    // The task that was claimed, relative to the current phase. False: the first CTA of the pair does not say it.
+    __device__ __forceinline__ bool take_claim() {
+        uint32_t index = claim_;
+        if constexpr (C.num_cluster_ctas > 1) {
+            if (rank_in_cluster() == 0) {
+                sync::hand_over_claim(ctx_, num_claims_, index + 1);
+            } else {
+                claim_ = sync::wait_claim(ctx_, num_claims_, claim_);
+                if (claim_ == 0)
+                    return false;
+                index = claim_ - 1;
+            }
+            ++num_claims_;
+        }
+        index_ = static_cast<int>(index) + ctx_.num_ctas / C.num_cluster_ctas - first_task_;
+        return true;
+    }
     __device__ __forceinline__ int num_shared_blocks() const {
         return C.has_shared() ? ceil_div(ctx_.params.shared.num_tokens, C.shared_tile.num_tokens) : 0;
     }
@@ -227,12 +248,14 @@ class TaskIterator {
     }
 
     const Context& ctx_;
-    int index_; // the last claim; in next(): the task relative to the current phase
+    int index_; // of the task, relative to the current phase
     int phase_;
     int first_task_;      // of the current phase
     int num_tasks_;       // of the current phase
     int num_pool_blocks_; // -1 before the list is known
     int expert_;          // expert of the last routed task
+    uint32_t num_claims_; // of the pair
+    uint32_t claim_;      // the last one; in the second CTA of a pair more by one, 0 before the first
     PhaseSplits splits_;
 };
 

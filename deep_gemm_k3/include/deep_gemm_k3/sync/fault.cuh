@@ -40,6 +40,7 @@ enum class What : uint32_t {
     kStage = 11,           // index = pipeline stage
     kGridBarrier = 12,
     kInput = 13, // device-side check of an argument
+    kTask = 14,  // index = number of the task among those of the pair
 };
 
 struct Where {
@@ -58,6 +59,6 @@ constexpr const char* kFaultNames[] = {"time-out", "expert id out of range", "pu
 constexpr const char* kRoleNames[] = {"kernel", "dispatch", "producer", "math", "combine", "publication", "host"};
 constexpr const char* kWhatNames[] = {"-", "header", "route words", "route counts", "row", "expert list",
     "gathered rows of block", "L1 tiles of block", "shared L1 tiles of block", "partials of token",
-    "publication of rank", "pipeline stage", "grid barrier", "input"};
+    "publication of rank", "pipeline stage", "grid barrier", "input", "task of the pair"};
 
 } // namespace deep_gemm_k3::sync

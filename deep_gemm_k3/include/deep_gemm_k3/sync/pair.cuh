@@ -1,11 +1,11 @@
 // The two CTAs that multiply together on SM100: they start, walk their tasks and end together. Each is alone where a
 // Config has no pairs; then all of this costs nothing.
 #pragma once
-#include "../plan/roles_memory.cuh"
+#include "../plan/shared_memory.cuh"
 #include "../ptx/cluster.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/sync.cuh"
-#include "../sched/context.cuh"
+#include "wait.cuh"
 
 namespace deep_gemm_k3::sync {
 
@@ -47,6 +47,29 @@ __device__ __forceinline__ bool agree(const sched::Context& ctx, bool is_complet
             ptx::nanosleep(20);
         return is_complete && verdict == kComplete;
     }
+}
+
+// Tasks of a pair: the first CTA claims, the second is told. A claim is never 0 and greater than the pair's earlier
+// ones, so its word needs no other mark. The first CTA is ahead of the second by less than the words there are: it
+// begins task n only after its math warps have let go of the record of task n - kNumTensorRecords, whose sums both CTAs
+// have copied for.
+static_assert(plan::roles_memory::kNumPairClaims >= plan::kNumTensorRecords + 2);
+__device__ __forceinline__ uint32_t pair_claim(const sched::Context& ctx, uint32_t number, uint32_t rank) {
+    const uint8_t* word = ctx.roles + plan::roles_memory::kPairClaims + number % plan::roles_memory::kNumPairClaims * 4;
+    return ptx::map_to_cta(ptx::shared_address(word), rank);
+}
+__device__ __forceinline__ void hand_over_claim(const sched::Context& ctx, uint32_t number, uint32_t claim) {
+    ptx::store_cluster_4(pair_claim(ctx, number, 1), claim);
+}
+// 0: it did not come.
+__device__ __forceinline__ uint32_t wait_claim(const sched::Context& ctx, uint32_t number, uint32_t previous) {
+    const uint32_t word = pair_claim(ctx, number, 1);
+    uint32_t claim = 0;
+    const bool came = wait_local(ctx, {Role::kProducer, What::kTask, number}, [&] {
+        claim = ptx::load_cluster_4(word);
+        return claim > previous;
+    });
+    return came ? claim : 0;
 }
 
 } // namespace deep_gemm_k3::sync
