@@ -158,7 +158,9 @@ class Record:
             "decoded": len(self.rows),
             "faults": self.faults(),
             "lacking": self.lacking,
-            "lowest, median, highest": {name: " ".join(f"{number:g}" for number in found) for name, found in ranges.items()},
+            "lowest, median, highest": {
+                name: " ".join(f"{number:g}" for number in found) for name, found in ranges.items()
+            },
             "opcodes": len({name.split(".")[0] for name in self.opcodes}),
             "opcodes_with_modifiers": dict(sorted(self.opcodes.items())),
             "columns of rows": ", ".join(COLUMNS),
@@ -181,7 +183,7 @@ def run(arguments: argparse.Namespace, wanted: dict[str, dict[str, Any]], record
             now = time.monotonic()
             if not arguments.minutes or now - started < arguments.minutes * 60:
                 running |= {submit(pool, arguments, config) for config in itertools.islice(ahead, 1)}
-            if now - written > 30 or not running:
+            if now - written > 10 or not running:
                 written = now
                 if arguments.out:
                     arguments.out.write_text(record.text())

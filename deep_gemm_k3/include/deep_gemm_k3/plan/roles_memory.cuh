@@ -24,7 +24,7 @@ constexpr int kLocalFaultBytes = 32;
 constexpr int kPeerVerdict = 64; // u32: what the other CTA of a pair says about its list, 0 while it says nothing
 constexpr int kPairClaims = 96;  // u32 [8]: tasks that the first CTA of a pair has claimed for both, in the second one
 constexpr int kNumPairClaims = 8;
-constexpr int kReduction = 128;  // float [2][16]: RMSNorm sums of the math warps
+constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
 // Per rank, from the headers.
 constexpr int kRankTokens = 256; // u32 [64]: tokens; bit 31: its rows come as low-latency words
 constexpr int kRankCtas = 512;   // u32 [64]: CTAs
