@@ -49,10 +49,14 @@ bool wait_groups(Warp& w, Groups& groups, u32 m, u32 keep, bool reads_only, cons
     return true;
 }
 
-ReduceOp take_reduce(Builder& b) {
+const char* reduce_name(ReduceOp op) {
     constexpr const char* kNames[] = {"", "add", "min", "max", "inc", "dec", "and", "or", "xor"};
+    return kNames[static_cast<u8>(op)];
+}
+
+ReduceOp take_reduce(Builder& b) {
     for (u8 i = 1; i < 9; ++i)
-        if (b.take(kNames[i]))
+        if (b.take(reduce_name(static_cast<ReduceOp>(i))))
             return static_cast<ReduceOp>(i);
     b.fail("no operation");
 }

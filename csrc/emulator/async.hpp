@@ -16,6 +16,7 @@ bool wait_groups(Warp& w, Groups& groups, u32 m, u32 keep, bool reads_only, cons
 
 enum class ReduceOp : u8 { None, Add, Min, Max, Inc, Dec, And, Or, Xor };
 ReduceOp take_reduce(Builder& b);
+const char* reduce_name(ReduceOp op);
 // memory[0..bytes) op= values, elements of a type
 void reduce_bytes(u8* memory, const u8* values, u64 bytes, ReduceOp op, Type type);
 
@@ -31,6 +32,7 @@ inline u64 extra_address(Warp& w, const Inst& in, u32 at, int lane) {
 }
 
 void build_tensor(Builder& b, bool reduces); // cp.async.bulk.tensor and cp.reduce.async.bulk.tensor
+void build_tensor_prefetch(Builder& b);
 void build_st_async(Builder& b);
 
 } // namespace deep_gemm_k3::emulator

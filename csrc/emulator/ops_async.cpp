@@ -114,6 +114,8 @@ void exec_bulk_reduce_shared(Warp& w, const Inst& in, u32 m) {
                     bar = mbarrier_place(w, extra_address(w, in, 5, lane), false);
         auto op = new_op(w, "a bulk reduction into shared memory");
         op->to_shared = true;
+        note_async(w, *op, to.cta->shared.data() + to.offset, size, false);
+        note_async(w, *op, from.cta->shared.data() + from.offset, size, false);
         auto data = std::make_shared<std::vector<u8>>(size);
         op->read = [=] { std::memcpy(data->data(), from.cta->shared.data() + from.offset, size); };
         op->write = [=, &machine] {
@@ -171,6 +173,16 @@ void build_bulk_copy(Builder& b, bool reduces) {
     b.emit(reduces ? exec_bulk_reduce_shared : exec_bulk_load);
 }
 
+void build_bulk_prefetch(Builder& b) {
+    if (!b.take("L2") || !b.take("global"))
+        b.fail("wanted .L2.global");
+    size_t count = b.take("L2::cache_hint") ? 3 : 2;
+    b.want(count, count);
+    b.address_extra(b.at(0));
+    b.use_extra(b.at(1), Type::B32);
+    b.emit(exec_nothing);
+}
+
 void build_bulk(Builder& b) {
     if (b.take("commit_group"))
         return b.emit(exec_bulk_commit);
@@ -179,11 +191,8 @@ void build_bulk(Builder& b) {
         b.in.imm = static_cast<s64>(b.constant(b.at(0)));
         return b.emit(exec_bulk_wait);
     }
-    if (b.take("prefetch")) {
-        while (!b.take_next().empty()) {
-        }
-        return b.emit(exec_nothing);
-    }
+    if (b.take("prefetch"))
+        return b.take("tensor") ? build_tensor_prefetch(b) : build_bulk_prefetch(b);
     if (b.take("tensor"))
         return build_tensor(b, false);
     build_bulk_copy(b, false);

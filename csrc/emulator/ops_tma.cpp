@@ -14,6 +14,8 @@ int element_bits(u8 type) {
     return kBits[type & 15];
 }
 
+constexpr u32 kBoxAlignment = 128;
+
 // Shared-memory address after the swizzle.
 u32 swizzle_address(u32 address, Swizzle swizzle) {
     switch (swizzle) {
@@ -34,7 +36,7 @@ u32 swizzle_address(u32 address, Swizzle swizzle) {
     }
 }
 
-constexpr u16 kMulticast = 1, kPrefetch = 2, kPair = 4;
+constexpr u16 kMulticast = 1, kPair = 2;
 
 struct Tile {
     Map map;
@@ -201,6 +203,10 @@ void read_box(const Cta& cta, u32 offset, const Tile& tile, u8* box) {
         [&](u32 from, u64 to, u64 size) { std::memcpy(box + to, cta.shared.data() + from, size); });
 }
 
+bool is_for_integers(ReduceOp op) {
+    return op >= ReduceOp::Inc;
+}
+
 Type element_type(u8 type) {
     constexpr Type kTypes[] = {Type::U8, Type::U16, Type::U32, Type::S32, Type::U64, Type::S64, Type::F16, Type::F32,
         Type::F64, Type::BF16, Type::F32, Type::F32, Type::F32};
@@ -239,11 +245,9 @@ Operands read_operands(Warp& w, const Inst& in, int lane) {
     return out;
 }
 
-void check_target(Warp& w, u64 shared, const Tile& tile) {
-    constexpr u32 kAlign[] = {16, 128, 128, 128, 128, 128, 128};
-    u32 align = kAlign[tile.map.swizzle];
-    if (shared & (align > 16 ? 127 : 15))
-        fault_misaligned(w, shared, align);
+void check_place(Warp& w, u64 shared) {
+    if (shared & (kBoxAlignment - 1))
+        fault_misaligned(w, shared, kBoxAlignment);
 }
 
 void exec_load(Warp& w, const Inst& in, u32 m) {
@@ -252,9 +256,7 @@ void exec_load(Warp& w, const Inst& in, u32 m) {
         int lane = first_lane(left);
         Operands at = read_operands(w, in, lane);
         Tile tile = read_tile(w, at.map, at.start, in.n);
-        check_target(w, at.shared, tile);
-        if (in.mode & kPrefetch)
-            continue;
+        check_place(w, at.shared);
         SharedPlace to = shared_place(w, at.shared, static_cast<u32>(tile.bytes));
         SharedPlace bar = mbarrier_place(w, extra_address(w, in, 4 + in.n, lane) & ~kWindowMask, false);
         bool multicast = in.mode & kMulticast, pair = in.mode & kPair;
@@ -292,7 +294,7 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         int lane = first_lane(left);
         Operands at = read_operands(w, in, lane);
         Tile tile = read_tile(w, at.map, at.start, in.n);
-        check_target(w, at.shared, tile);
+        check_place(w, at.shared);
         SharedPlace from = shared_place(w, at.shared, static_cast<u32>(tile.bytes));
         ++machine.counters.tma_stores;
         machine.counters.tma_bytes += tile.bytes;
@@ -300,6 +302,9 @@ void exec_store(Warp& w, const Inst& in, u32 m) {
         bool is_six = static_cast<PackedType>(tile.map.type) == PackedType::k16U6Align16B;
         if (tile.element < tile.shared && (!is_six || reduce != ReduceOp::None))
             throw Fault("tensor-map", "elements of this packed type cannot be stored");
+        if (is_for_integers(reduce) && type_is_float(element_type(tile.map.type)))
+            throw Fault(
+                "tensor-map", std::string(".") + reduce_name(reduce) + " does not exist for elements that are floats");
         auto op = new_op(w, "a tensor store");
         op->group = open_group(w.bulk_groups, lane);
         note_async(w, *op, from.cta->shared.data() + from.offset, tile.bytes, false);
@@ -335,6 +340,26 @@ u32 take_rank(Builder& b) {
 }
 
 } // namespace
+
+// The map must be one and fit; nothing is copied.
+void exec_prefetch(Warp& w, const Inst& in, u32 m) {
+    for (u32 left = m; left; left &= left - 1) {
+        s64 start[5] = {};
+        read_tile(w, extra_address(w, in, 0, first_lane(left)), start, in.n);
+    }
+}
+
+void build_tensor_prefetch(Builder& b) {
+    u32 rank = take_rank(b);
+    b.in.n = static_cast<u8>(rank);
+    if (!b.take("L2") || !b.take("global"))
+        b.fail("wanted .L2.global");
+    b.take("tile");
+    size_t count = b.take("L2::cache_hint") ? 2 : 1;
+    b.want(count, count);
+    tensor_operand(b, b.at(0), rank);
+    b.emit(exec_prefetch);
+}
 
 void build_tensor(Builder& b, bool reduces) {
     u32 rank = take_rank(b);
