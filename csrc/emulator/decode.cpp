@@ -180,16 +180,6 @@ void Decoder::layout_variables() {
         program_->param_bytes = static_cast<u32>(function_.params.back().address + function_.params.back().size);
 }
 
-void Decoder::check_target(const Statement& statement) const {
-    bool is_tcgen = statement.op == "tcgen05", is_wgmma = statement.op == "wgmma";
-    const std::string& target = syntax_.target;
-    bool is_specific = !target.empty() && (target.back() == 'a' || target.back() == 'f');
-    bool is_sm90a = target == "sm_90a",
-         is_blackwell = is_specific && (target.rfind("sm_10", 0) == 0 || target.rfind("sm_110", 0) == 0);
-    if ((is_wgmma && !is_sm90a) || (is_tcgen && !is_blackwell))
-        throw PtxError(statement.line, "'" + statement.text() + "' does not exist on .target " + syntax_.target);
-}
-
 void Decoder::decode_statement(u32 index) {
     const Statement& statement = function_.statements[index];
     Builder builder(*this, statement);
@@ -202,7 +192,7 @@ void Decoder::decode_statement(u32 index) {
     auto found = build_table().find(statement.op);
     if (found == build_table().end() || statement.op == "label")
         throw PtxError(statement.line, "unknown opcode '" + statement.text() + "'");
-    check_target(statement);
+    check_target(statement, syntax_.target);
     found->second(builder);
     for (size_t i = 0; i < statement.mods.size(); ++i)
         if (!builder.consumed_[i])

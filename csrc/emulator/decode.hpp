@@ -80,6 +80,9 @@ struct BuildEntry {
 // every opcode the emulator has a model for
 const std::unordered_map<std::string, BuildFunction>& build_table();
 
+// A PtxError when the target has no such instruction.
+void check_target(const Statement& statement, const std::string& target);
+
 class Decoder {
   public:
     Decoder(const Syntax& syntax, const ModuleLayout& layout, const Function& function)
@@ -118,7 +121,6 @@ class Decoder {
 
     void layout_variables();
     void decode_statement(u32 index);
-    void check_target(const Statement& statement) const;
     Ref constant_row(RowClass cls, u64 lo, u64 hi = 0);
     Ref special_row(Special what, bool wide, u64 addend = 0);
     Ref sink(RowClass cls);

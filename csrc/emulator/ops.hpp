@@ -28,6 +28,7 @@ void register_barriers(Table& table);
 void register_mbarrier(Table& table);
 void register_async(Table& table);
 void register_matrix(Table& table);
+void register_mma(Table& table);
 void register_wgmma(Table& table);
 void register_tcgen05(Table& table);
 

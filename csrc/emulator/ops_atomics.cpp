@@ -8,6 +8,34 @@ namespace {
 enum AtomicOp : u8 { kAdd, kMin, kMax, kInc, kDec, kExch, kCas, kAnd, kOr, kXor };
 constexpr const char* kNames[] = {"add", "min", "max", "inc", "dec", "exch", "cas", "and", "or", "xor"};
 
+bool is_half(Type type) {
+    return type == Type::F16 || type == Type::BF16 || type == Type::F16x2 || type == Type::BF16x2;
+}
+
+// Which types an operation has, alone and in vectors.
+bool exists(AtomicOp op, Type type, u32 count) {
+    int size = type_size(type);
+    if (count > 1)
+        return is_half(type) ? op <= kMax && size * count <= 16 : op == kAdd && type == Type::F32 && count <= 4;
+    switch (op) {
+    case kAdd:
+        return type == Type::U32 || type == Type::S32 || type == Type::U64 || type == Type::F32 || type == Type::F64 ||
+               is_half(type);
+    case kMin:
+    case kMax:
+        return type == Type::U32 || type == Type::S32 || type == Type::U64 || type == Type::S64;
+    case kInc:
+    case kDec:
+        return type == Type::U32;
+    case kCas:
+        return type == Type::B16 || type == Type::B32 || type == Type::B64 || type == Type::B128;
+    case kExch:
+        return type == Type::B32 || type == Type::B64 || type == Type::B128;
+    default:
+        return type == Type::B32 || type == Type::B64;
+    }
+}
+
 template <class T>
 T apply_float(AtomicOp op, T old, T value) {
     if (op == kAdd)
@@ -170,18 +198,25 @@ void build_atomic(Builder& b) {
     if (is_async)
         return build_red_async(b);
     u16 mode = take_ordering(b, Order::Relaxed, Scope::Gpu);
+    if (returns)
+        want_order(b, mode, {Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel});
+    else
+        want_order(b, mode, {Order::Relaxed, Order::Release});
     bool hint = take_cache_hints(b);
     Space space = take_space(b, Space::Generic);
     std::string name = b.take_of({"add", "min", "max", "inc", "dec", "exch", "cas", "and", "or", "xor"});
     if (name.empty())
         b.fail("no operation");
-    b.take("noftz");
+    bool noftz = b.take("noftz");
     std::string vector = b.take_of({"v2", "v4", "v8"});
     u32 n = vector.empty() ? 1 : static_cast<u32>(vector[1] - '0');
     Type type = b.take_type();
     u32 op = 0;
     while (name != kNames[op])
         ++op;
+    bool is_exchange = op == kExch || op == kCas;
+    if (!exists(static_cast<AtomicOp>(op), type, n) || noftz != is_half(type) || (is_exchange && !returns))
+        b.fail("this operation does not exist for this type");
     size_t first = returns ? 1 : 0, count = first + 2 + (op == kCas ? 1 : 0) + (hint ? 1 : 0);
     b.want(count, count);
     b.in.mode = mode;

@@ -122,6 +122,8 @@ void build_bar(Builder& b) {
     if (kind == "red") {
         std::string op = b.take_of({"popc", "and", "or"});
         Type type = b.take_type();
+        if (op.empty() || type != (op == "popc" ? Type::U32 : Type::Pred))
+            b.fail("unknown reduction");
         mode |= kReduce | (op == "popc" ? kPopc : op == "and" ? kAnd : 0);
         b.def(&Inst::dst, b.at(at++), type);
     } else if (kind == "arrive") {
@@ -191,7 +193,10 @@ void build_cluster(Builder& b) {
     bool arrives = b.take("arrive");
     if (!arrives && !b.take("wait"))
         b.fail("wanted .arrive or .wait");
-    b.in.mode = b.take_of({"release", "acquire", "relaxed"}) == "relaxed"; // orders nothing
+    if (arrives)
+        b.in.mode = b.take_of({"release", "relaxed"}) == "relaxed"; // orders nothing
+    else
+        b.take("acquire");
     b.take("aligned");
     b.want(0, 0);
     b.emit(arrives ? exec_cluster_arrive : exec_cluster_wait);
@@ -216,12 +221,19 @@ void build_fence(Builder& b) {
         std::string kind = b.take_of({"async", "alias", "async::generic", "tensormap::generic"});
         if (kind.empty())
             b.fail("unknown proxy");
-        b.take_any({"global", "shared::cta", "shared::cluster"});
-        b.take_any({"release", "acquire"});
-        b.take_any({"cta", "cluster", "gpu", "sys"});
-        b.take_any({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});
-        if (b.count())
-            b.address_extra(b.at(0));
+        if (kind == "async")
+            b.take_any({"global", "shared::cta", "shared::cluster"});
+        std::string order = kind.find("::") != std::string::npos ? b.take_of({"release", "acquire"}) : "";
+        if (!order.empty() && !b.take_any({"cta", "cluster", "gpu", "sys"}))
+            b.fail("wanted a scope");
+        bool restricts = kind == "async::generic" &&
+                         b.take(order == "acquire" ? "sync_restrict::shared::cluster" : "sync_restrict::shared::cta");
+        if ((kind == "async::generic" && !restricts) || (kind == "tensormap::generic" && order.empty()))
+            b.fail("unknown form");
+        size_t operands = kind == "tensormap::generic" && order == "acquire" ? 2 : 0;
+        b.want(operands, operands);
+        if (operands)
+            b.address_extra(b.at(0)), b.constant(b.at(1));
         return b.emit(kind == "async" ? exec_proxy_fence : exec_other_fence);
     }
     if (b.take("mbarrier_init")) {
@@ -231,6 +243,7 @@ void build_fence(Builder& b) {
     }
     bool sc = b.take("sc");
     b.in.mode = take_ordering(b, Order::AcqRel, Scope::None);
+    want_order(b, b.in.mode, {Order::AcqRel, Order::Acquire, Order::Release});
     b.take_any({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});
     if (sc && order_of(b.in.mode) != Order::AcqRel)
         b.fail("unknown form");

@@ -96,16 +96,45 @@ void build_nanosleep(Builder& b) {
     b.emit(exec_yield);
 }
 
-// hints without an effect on the result: operands are read and forgotten
-void build_hint(Builder& b) {
-    while (!b.take_next().empty()) {
-    }
-    for (size_t i = 0; i < b.count(); ++i) {
-        const Operand& operand = b.at(i);
-        if (operand.kind == Operand::Kind::Address)
-            b.address_extra(operand);
-    }
+// Hints without an effect on the result: operands are read and forgotten.
+void finish_hint(Builder& b, size_t operands) {
+    b.want(operands, operands);
+    for (size_t i = 0; i < operands; ++i)
+        if (b.at(i).kind == Operand::Kind::Address)
+            b.address_extra(b.at(i));
+        else
+            b.constant(b.at(i));
     b.emit(exec_nothing);
+}
+
+void build_prefetch(Builder& b) {
+    if (b.take("tensormap")) {
+        b.take_any({"param", "const"});
+        return finish_hint(b, 1);
+    }
+    b.take_any({"global", "local"});
+    if (!b.take_any({"L1", "L2", "L2::evict_last", "L2::evict_normal"}))
+        b.fail("no cache level");
+    finish_hint(b, 1);
+}
+
+// applypriority and discard name a cache line and its size.
+void build_line_hint(Builder& b) {
+    b.take("global");
+    if (!b.take(b.s.op == "discard" ? "L2" : "L2::evict_normal"))
+        b.fail("no cache level");
+    finish_hint(b, 2);
+}
+
+void build_dependency(Builder& b) {
+    if (!b.take_any({"launch_dependents", "wait"}))
+        b.fail("wanted .launch_dependents or .wait");
+    finish_hint(b, 0);
+}
+
+void build_event(Builder& b) {
+    b.take("mask");
+    finish_hint(b, 1);
 }
 
 void build_setmaxnreg(Builder& b) {
@@ -222,8 +251,10 @@ void register_control(Table& table) {
     table["call"] = build_call;
     table["nanosleep"] = build_nanosleep;
     table["setmaxnreg"] = build_setmaxnreg;
-    table["prefetch"] = table["prefetchu"] = table["griddepcontrol"] = table["applypriority"] = table["discard"] =
-        table["pmevent"] = build_hint;
+    table["prefetch"] = table["prefetchu"] = build_prefetch;
+    table["applypriority"] = table["discard"] = build_line_hint;
+    table["griddepcontrol"] = build_dependency;
+    table["pmevent"] = build_event;
 }
 
 } // namespace deep_gemm_k3::emulator

@@ -296,8 +296,34 @@ Handler fast_path(const Conversion& c) {
     return nullptr;
 }
 
-Round take_round(Builder& b, Conversion& c) {
-    std::string name = b.take_of({"rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi"});
+// Which rounding modes a conversion may and must name.
+void check_rounding(const Builder& b, const Conversion& c, const std::string& name) {
+    bool to_int = is_integer_type(c.to), from_int = is_integer_type(c.from);
+    bool narrows = type_size(c.to) < type_size(c.from) || (c.to != c.from && type_size(c.to) == type_size(c.from));
+    bool fits;
+    if (c.to == Type::UE8M0x2)
+        fits = name == "rz" || name == "rp";
+    else if (is_narrow(c.to) || is_narrow(c.from))
+        fits = name == "rn" && (c.satfinite || !is_narrow(c.to));
+    else if (c.to == Type::F16x2 || c.to == Type::BF16x2)
+        fits = name == "rn" || name == "rz";
+    else if (c.to == Type::TF32)
+        fits = name == "rn" || name == "rz" || name == "rna";
+    else if (to_int)
+        fits = from_int ? name.empty() : c.to_integer;
+    else if (from_int || narrows)
+        fits = !name.empty() && !c.to_integer && name != "rna";
+    else
+        fits = name.empty() || (c.to_integer && c.to == c.from);
+    if (!fits)
+        b.fail(name.empty() ? "wanted a rounding mode" : "this conversion has no rounding mode ." + name);
+}
+
+std::string take_round_name(Builder& b) {
+    return b.take_of({"rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi"});
+}
+
+Round take_round(const std::string& name, Conversion& c) {
     c.to_integer = name.size() == 3 && name[2] == 'i';
     if (name == "rna")
         return Round::Away;
@@ -317,13 +343,15 @@ void build_convert(Builder& b) {
     Conversion c;
     if (b.take("pack"))
         return build_pack(b, c);
-    c.round = take_round(b, c);
+    std::string round = take_round_name(b);
+    c.round = take_round(round, c);
     c.ftz = b.take("ftz");
     c.sat = b.take("sat");
     c.satfinite = b.take("satfinite");
     c.relu = b.take("relu");
     c.to = b.take_type();
     c.from = b.take_type();
+    check_rounding(b, c, round);
     if (is_narrow(c.to) || is_narrow(c.from))
         return build_narrow(b, c);
     pack_conversion(b.in, c);

@@ -111,6 +111,7 @@ constexpr auto kMul = [](auto x, auto y) { return x * y; };
 constexpr auto kDiv = [](auto x, auto y) { return x / y; };
 constexpr auto kFma = [](auto x, auto y, auto z) { return std::fma(x, y, z); };
 constexpr auto kAdd3 = [](float x, float y, float) { return x + y; };
+constexpr auto kSub3 = [](float x, float y, float) { return x - y; };
 constexpr auto kMul3 = [](float x, float y, float) { return x * y; };
 constexpr auto kRcp = [](auto x) { return decltype(x)(1) / x; };
 constexpr auto kSqrt = [](auto x) { return std::sqrt(x); };
@@ -169,13 +170,43 @@ u16 take_modes(Builder& b) {
     return mode | static_cast<u16>(index << kRoundShift);
 }
 
+// How an instruction says to what precision it computes.
+enum class Precision : u8 {
+    kMayRound,    // a rounding mode, or none for the nearest
+    kRounds,      // a rounding mode
+    kChooses,     // a rounding mode or .approx
+    kDivides,     // that, or .full
+    kApproximates // .approx
+};
+
+void take_precision(Builder& b, Precision wanted, bool has_round) {
+    bool may = wanted >= Precision::kChooses;
+    bool is_approximate = may && b.take("approx"), is_full = wanted == Precision::kDivides && b.take("full");
+    int given = has_round + is_approximate + is_full;
+    bool fits = wanted == Precision::kMayRound       ? true
+                : wanted == Precision::kApproximates ? is_approximate && !has_round
+                                                     : given == 1;
+    if (!fits)
+        b.fail(wanted == Precision::kRounds         ? "wanted a rounding mode"
+               : wanted == Precision::kApproximates ? "wanted .approx and no rounding mode"
+                                                    : "wanted a rounding mode or .approx");
+}
+
+bool has_round(const Builder& b) {
+    for (const std::string& mod : b.s.mods)
+        if (mod == "rn" || mod == "rz" || mod == "rm" || mod == "rp")
+            return true;
+    return false;
+}
+
 struct Pair {
     Handler single, wide;
+    Precision precision = Precision::kMayRound;
 };
 
 void build_arith(Builder& b, size_t operands, Pair handlers) {
     u16 mode = take_modes(b);
-    b.take_any({"approx", "full"});
+    take_precision(b, handlers.precision, has_round(b));
     Type type = b.take_type();
     if (operands == 1)
         operands_unary(b, type);
@@ -195,9 +226,13 @@ bool build_f32x2(Builder& b) {
         return false;
     u16 mode = take_modes(b);
     bool three = b.s.op == "fma";
+    take_precision(b, three ? Precision::kRounds : Precision::kMayRound, has_round(b));
     three ? operands_ternary(b, Type::B64) : operands_binary(b, Type::B64);
     b.in.mode = mode;
-    b.emit(three ? exec_packed<kFma, 3> : b.s.op == "add" ? exec_packed<kAdd3, 2> : exec_packed<kMul3, 2>);
+    b.emit(three             ? exec_packed<kFma, 3>
+           : b.s.op == "add" ? exec_packed<kAdd3, 2>
+           : b.s.op == "sub" ? exec_packed<kSub3, 2>
+                             : exec_packed<kMul3, 2>);
     return true;
 }
 
@@ -289,7 +324,7 @@ template <auto F>
 void build_approx(Builder& b) {
     if (has_half_type(b))
         return build_half(b);
-    build_arith(b, 1, {exec_f1<float, F>, nullptr});
+    build_arith(b, 1, {exec_f1<float, F>, nullptr, Precision::kApproximates});
 }
 
 } // namespace
@@ -307,9 +342,9 @@ void build_float(Builder& b) {
     if (op == "mul")
         return build_arith(b, 2, {exec_f2<float, kMul>, exec_f2<double, kMul>});
     if (op == "div")
-        return build_arith(b, 2, {exec_f2<float, kDiv>, exec_f2<double, kDiv>});
+        return build_arith(b, 2, {exec_f2<float, kDiv>, exec_f2<double, kDiv>, Precision::kDivides});
     if (op == "mad" || op == "fma")
-        return build_arith(b, 3, {exec_f3<float, kFma>, exec_f3<double, kFma>});
+        return build_arith(b, 3, {exec_f3<float, kFma>, exec_f3<double, kFma>, Precision::kRounds});
     if (op == "min")
         return build_extreme<false>(b);
     if (op == "max")
@@ -323,9 +358,15 @@ void build_float(Builder& b) {
 
 void register_float(Table& table) {
     table["fma"] = build_float;
-    table["rcp"] = [](Builder& b) { build_arith(b, 1, {exec_f1<float, kRcp>, exec_f1<double, kRcp>}); };
-    table["sqrt"] = [](Builder& b) { build_arith(b, 1, {exec_f1<float, kSqrt>, exec_f1<double, kSqrt>}); };
-    table["rsqrt"] = [](Builder& b) { build_arith(b, 1, {exec_f1<float, kRsqrt>, exec_f1<double, kRsqrt>}); };
+    table["rcp"] = [](Builder& b) {
+        build_arith(b, 1, {exec_f1<float, kRcp>, exec_f1<double, kRcp>, Precision::kChooses});
+    };
+    table["sqrt"] = [](Builder& b) {
+        build_arith(b, 1, {exec_f1<float, kSqrt>, exec_f1<double, kSqrt>, Precision::kChooses});
+    };
+    table["rsqrt"] = [](Builder& b) {
+        build_arith(b, 1, {exec_f1<float, kRsqrt>, exec_f1<double, kRsqrt>, Precision::kApproximates});
+    };
     table["sin"] = build_approx<kSin>;
     table["cos"] = build_approx<kCos>;
     table["lg2"] = build_approx<kLg2>;

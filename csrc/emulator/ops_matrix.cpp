@@ -1,5 +1,5 @@
-// ldmatrix, stmatrix, movmatrix and mma.sync.
-#include "matrix.hpp"
+// ldmatrix, stmatrix and movmatrix.
+#include "ops.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -141,8 +141,15 @@ void matrix_registers(Builder& b, bool is_load, u32 n) {
     }
 }
 
+u32 take_count(Builder& b) {
+    std::string count = b.take_of({"x1", "x2", "x4"});
+    if (count.empty())
+        b.fail("unknown number of matrices");
+    return static_cast<u32>(count[1] - '0');
+}
+
 void build_byte_matrix(Builder& b, bool is_load, const std::string& shape) {
-    u32 count = static_cast<u32>(b.take_of({"x1", "x2", "x4"}).at(1) - '0');
+    u32 count = take_count(b);
     bool trans = b.take("trans"), square = shape == "m16n16";
     b.in.space = b.take_any({"shared", "shared::cta"}) ? Space::Shared : Space::Generic;
     if (trans != (shape != "m8n16"))
@@ -168,13 +175,13 @@ void build_ldst_matrix(Builder& b) {
         return build_byte_matrix(b, is_load, wide);
     if (!b.take("m8n8"))
         b.fail("unknown shape");
-    std::string count = b.take_of({"x1", "x2", "x4"});
+    u32 count = take_count(b);
     if (b.take("trans"))
         b.in.mode |= kTranspose;
     b.in.space = b.take_any({"shared", "shared::cta"}) ? Space::Shared : Space::Generic;
     if (b.take_type() != Type::B16)
         b.fail("only .b16 is modelled");
-    matrix_registers(b, is_load, static_cast<u32>(count.at(1) - '0'));
+    matrix_registers(b, is_load, count);
     b.emit(is_load ? exec_ldmatrix : exec_stmatrix);
 }
 
@@ -199,181 +206,11 @@ void build_movmatrix(Builder& b) {
     b.emit(exec_movmatrix);
 }
 
-// ---- mma.sync m16n8k*: 32-bit registers hold `per` consecutive elements along k
-struct Product {
-    Type a, b, c, d;
-    int k, per;
-    bool saturate;
-};
-
-Product unpack(const Inst& in) {
-    u64 x = static_cast<u64>(in.imm);
-    return {static_cast<Type>(x & 0xff), static_cast<Type>(x >> 8 & 0xff), static_cast<Type>(x >> 16 & 0xff),
-        static_cast<Type>(x >> 24 & 0xff), static_cast<int>(x >> 32 & 0xff), static_cast<int>(x >> 40 & 0xf),
-        (x >> 48 & 1) != 0};
-}
-
-template <class T, class F>
-void load_a(Warp& w, const Inst& in, const Product& p, u32 first, T* a, F element) {
-    int registers = 16 * p.k / (32 * p.per), bits = 32 / p.per;
-    for (int r = 0; r < registers; ++r) {
-        const u32* row = w.row<u32>(w.extra(in, first + static_cast<u32>(r)));
-        for (int lane = 0; lane < kLanes; ++lane)
-            for (int j = 0; j < p.per; ++j) {
-                int m = lane / 4 + 8 * (r & 1), k = (r >> 1) * 4 * p.per + lane % 4 * p.per + j;
-                a[m * p.k + k] = element(row[lane] >> (bits * j), p.a);
-            }
-    }
-}
-
-template <class T, class F>
-void load_b(Warp& w, const Inst& in, const Product& p, u32 first, T* b, F element) {
-    int registers = 8 * p.k / (32 * p.per), bits = 32 / p.per;
-    for (int r = 0; r < registers; ++r) {
-        const u32* row = w.row<u32>(w.extra(in, first + static_cast<u32>(r)));
-        for (int lane = 0; lane < kLanes; ++lane)
-            for (int j = 0; j < p.per; ++j) {
-                int k = r * 4 * p.per + lane % 4 * p.per + j;
-                b[k * 8 + lane / 4] = element(row[lane] >> (bits * j), p.b);
-            }
-    }
-}
-
-// extras: d, then a, b, c
-void exec_mma_float(Warp& w, const Inst& in, u32 m) {
-    u32 together;
-    if (!meet(w, in, m, w.live, together))
-        return;
-    Product p = unpack(in);
-    float a[16 * 64], b[64 * 8], c[16 * 8];
-    u32 nd = p.d == Type::F32 ? 4 : 2, na = static_cast<u32>(16 * p.k / (32 * p.per)), nb = na / 2,
-        nc = p.c == Type::F32 ? 4 : 2;
-    load_a(w, in, p, nd, a, matrix_element);
-    load_b(w, in, p, nd + na, b, matrix_element);
-    for (int lane = 0; lane < kLanes; ++lane)
-        for (int i = 0; i < 4; ++i) {
-            u32 cell = w.row<u32>(w.extra(in, nd + na + nb + static_cast<u32>(nc == 4 ? i : i / 2)))[lane];
-            c[(lane / 4 + 8 * (i >> 1)) * 8 + lane % 4 * 2 + (i & 1)] =
-                nc == 4 ? bits<float>(cell) : f16_to_float(cell >> (16 * (i & 1)) & 0xffff);
-        }
-    product_add(w, c, a, b, {16, 8, p.k, p.a, true});
-    auto at = [&](int lane, int i) { return c[(lane / 4 + 8 * (i >> 1)) * 8 + lane % 4 * 2 + (i & 1)]; };
-    for (u32 i = 0; i < nd; ++i)
-        write_lanes(w.row<u32>(w.extra(in, i)), together, [&](int lane) {
-            int j = static_cast<int>(i);
-            return nd == 4 ? bits<u32>(at(lane, j))
-                           : float_to_f16(at(lane, 2 * j)) | float_to_f16(at(lane, 2 * j + 1)) << 16;
-        });
-    ++w.machine->counters.mma;
-    w.machine->counters.macs += static_cast<u64>(16 * 8 * p.k);
-}
-
-s32 integer_element(u32 code, Type type) {
-    return type == Type::S8 ? static_cast<s32>(static_cast<s8>(code)) : static_cast<s32>(code & 0xff);
-}
-
-void exec_mma_integer(Warp& w, const Inst& in, u32 m) {
-    u32 together;
-    if (!meet(w, in, m, w.live, together))
-        return;
-    Product p = unpack(in);
-    s32 a[16 * 64], b[64 * 8];
-    u32 na = static_cast<u32>(16 * p.k / (32 * p.per)), nb = na / 2;
-    load_a(w, in, p, 4, a, integer_element);
-    load_b(w, in, p, 4 + na, b, integer_element);
-    u32 result[4][kLanes];
-    for (u32 i = 0; i < 4; ++i)
-        for (int lane = 0; lane < kLanes; ++lane) {
-            int row = lane / 4 + 8 * static_cast<int>(i >> 1), col = lane % 4 * 2 + static_cast<int>(i & 1);
-            s64 sum = static_cast<s32>(w.row<u32>(w.extra(in, 4 + na + nb + i))[lane]);
-            for (int k = 0; k < p.k; ++k)
-                sum += s64{a[row * p.k + k]} * b[k * 8 + col];
-            if (p.saturate)
-                sum = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
-            result[i][lane] = static_cast<u32>(sum);
-        }
-    for (u32 i = 0; i < 4; ++i)
-        write_lanes(w.row<u32>(w.extra(in, i)), together, [&](int lane) { return result[i][lane]; });
-    ++w.machine->counters.mma;
-    w.machine->counters.macs += static_cast<u64>(16 * 8 * p.k);
-}
-
-// m8n8k4 in double: one element of a and b, two of c per lane
-void exec_mma_double(Warp& w, const Inst& in, u32 m) {
-    u32 together;
-    if (!meet(w, in, m, w.live, together))
-        return;
-    const u64 *a = w.row<u64>(w.extra(in, 2)), *b = w.row<u64>(w.extra(in, 3));
-    u64 result[2][kLanes];
-    for (u32 i = 0; i < 2; ++i)
-        for (int lane = 0; lane < kLanes; ++lane) {
-            int row = lane / 4, col = lane % 4 * 2 + static_cast<int>(i);
-            double sum = bits<double>(w.row<u64>(w.extra(in, 4 + i))[lane]);
-            for (int k = 0; k < 4; ++k)
-                sum = std::fma(bits<double>(a[row * 4 + k]), bits<double>(b[col * 4 + k]), sum);
-            result[i][lane] = bits<u64>(sum);
-        }
-    for (u32 i = 0; i < 2; ++i)
-        write_lanes(w.row<u64>(w.extra(in, i)), together, [&](int lane) { return result[i][lane]; });
-    ++w.machine->counters.mma;
-    w.machine->counters.macs += 8 * 8 * 4;
-}
-
-void mma_operands(Builder& b, const size_t* sizes, Type type) {
-    b.want(4, 4);
-    for (size_t o = 0; o < 4; ++o) {
-        const Operand& operand = b.at(o);
-        size_t count = operand.kind == Operand::Kind::Vector ? operand.parts.size() : 1;
-        if (count != sizes[o])
-            b.fail("operand " + std::to_string(o + 1) + ": wanted " + std::to_string(sizes[o]) + " registers, found " +
-                   std::to_string(count));
-        for (size_t i = 0; i < count; ++i) {
-            const Operand& one = operand.kind == Operand::Kind::Vector ? operand.parts[i] : operand;
-            o == 0 ? b.def_extra(one, type) : b.use_extra(one, type);
-        }
-    }
-}
-
-void build_mma(Builder& b) {
-    if (!b.take("sync") || !b.take("aligned"))
-        b.fail("wanted .sync.aligned");
-    std::string shape = b.take_next();
-    if (!b.take("row") || !b.take("col"))
-        b.fail("wanted .row.col");
-    b.take("kind::f8f6f4");
-    bool saturate = b.take("satfinite");
-    Type d = b.take_type(), a = b.take_type(), bt = b.take_type(), c = b.take_type();
-    if (shape == "m8n8k4" && a == Type::F64) {
-        constexpr size_t kSizes[] = {2, 1, 1, 2};
-        mma_operands(b, kSizes, Type::B64);
-        return b.emit(exec_mma_double);
-    }
-    if (shape.rfind("m16n8k", 0) != 0)
-        b.fail("the shape " + shape + " is not modelled");
-    int k = std::stoi(shape.substr(6)), size = type_size(a);
-    bool is_integer = a == Type::S8 || a == Type::U8;
-    bool is_known = is_integer  ? k == 16 || k == 32
-                    : size == 4 ? a == Type::TF32 && (k == 4 || k == 8)
-                    : size == 2 ? (a == Type::BF16 || a == Type::F16) && (k == 8 || k == 16)
-                                : (a == Type::E4M3 || a == Type::E5M2) && (k == 16 || k == 32);
-    if (!is_known || (is_integer && d != Type::S32) || (!is_integer && d != Type::F32 && d != Type::F16))
-        b.fail("this combination of shape and types is not modelled");
-    int per = 4 / size;
-    size_t na = static_cast<size_t>(16 * k / (32 * per));
-    size_t sizes[] = {d == Type::F16 ? 2u : 4u, na, na / 2, c == Type::F16 ? 2u : 4u};
-    mma_operands(b, sizes, Type::B32);
-    b.in.imm = static_cast<s64>(u64{static_cast<u8>(a)} | u64{static_cast<u8>(bt)} << 8 |
-                                u64{static_cast<u8>(c)} << 16 | u64{static_cast<u8>(d)} << 24 |
-                                static_cast<u64>(k) << 32 | static_cast<u64>(per) << 40 | u64{saturate} << 48);
-    b.emit(is_integer ? exec_mma_integer : exec_mma_float);
-}
-
 } // namespace
 
 void register_matrix(Table& table) {
     table["ldmatrix"] = table["stmatrix"] = build_ldst_matrix;
     table["movmatrix"] = build_movmatrix;
-    table["mma"] = build_mma;
 }
 
 } // namespace deep_gemm_k3::emulator

@@ -125,7 +125,9 @@ void build_arrive(Builder& b, bool drop) {
         mode |= kExpect;
     if (b.take("noComplete"))
         mode |= kNoComplete;
-    mode |= take_ordering(b, Order::Release, Scope::Cta);
+    u16 order = take_ordering(b, Order::Release, Scope::Cta);
+    want_order(b, order, {Order::Release, Order::Relaxed});
+    mode |= order;
     take_place(b);
     bool has_state = b.at(0).kind != Operand::Kind::Address;
     size_t at = has_state ? 1 : 0;
@@ -149,7 +151,9 @@ void build_wait(Builder& b, bool is_try) {
     u16 mode = is_try ? kTry : 0;
     if (b.take("parity"))
         mode |= kParity;
-    mode |= take_ordering(b, Order::Acquire, Scope::Cta);
+    u16 order = take_ordering(b, Order::Acquire, Scope::Cta);
+    want_order(b, order, {Order::Acquire, Order::Relaxed});
+    mode |= order;
     take_place(b);
     b.want(3, is_try ? 4 : 3);
     b.def(&Inst::dst, b.at(0), Type::Pred);
@@ -194,7 +198,9 @@ void build_mbarrier(Builder& b) {
     bool expects = b.take("expect_tx");
     if (!expects && !b.take("complete_tx"))
         b.fail("unknown operation");
-    u16 mode = static_cast<u16>(take_ordering(b, Order::Relaxed, Scope::Cta) | (expects ? kExpect : 0));
+    u16 order = take_ordering(b, Order::Relaxed, Scope::Cta);
+    want_order(b, order, {Order::Relaxed});
+    u16 mode = static_cast<u16>(order | (expects ? kExpect : 0));
     take_place(b);
     b.want(2, 2);
     b.address(&Inst::a, b.at(0));

@@ -35,6 +35,17 @@ u16 take_ordering(Builder& b, Order fallback, Scope fallback_scope) {
     return static_cast<u16>(static_cast<u16>(order) | (is_strong ? static_cast<u16>(scope) << kScopeShift : 0));
 }
 
+void want_order(const Builder& b, u16 mode, std::initializer_list<Order> orders) {
+    Order given = order_of(mode);
+    bool is_known = false;
+    for (Order order : orders)
+        is_known |= order == given;
+    if (!is_known)
+        b.fail("this memory order does not exist here");
+    if (given != Order::Weak && scope_of(mode) == Scope::None)
+        b.fail("wanted a scope");
+}
+
 Space take_space(Builder& b, Space fallback) {
     if (b.take("global"))
         return Space::Global;
@@ -241,6 +252,7 @@ void build_load_store(Builder& b) {
     bool nc = b.take("nc"), cv = b.take("cv");
     (void)nc;
     u16 mode = take_ordering(b, Order::Weak, Scope::None);
+    want_order(b, mode, {Order::Weak, Order::Volatile, Order::Relaxed, is_load ? Order::Acquire : Order::Release});
     bool hint = take_cache_hints(b);
     Space space = take_space(b, Space::Generic);
     u32 n = take_vector(b);

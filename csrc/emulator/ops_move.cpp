@@ -298,8 +298,18 @@ void exec_policy(Warp& w, const Inst& in, u32 m) {
 }
 
 void build_policy(Builder& b) {
-    while (!b.take_next().empty()) {
-    }
+    std::string kind = b.take_of({"fractional", "range", "cvt"});
+    size_t low = kind == "range" ? 4 : kind == "cvt" ? 2 : 1, high = kind == "fractional" ? 2 : low;
+    if (kind == "cvt" ? !b.take("L2") : kind.empty())
+        b.fail("unknown form");
+    if (kind == "range")
+        b.take("global");
+    if (kind != "cvt" && !b.take_any({"L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged"}))
+        b.fail("wanted a priority");
+    b.take_any({"L2::evict_first", "L2::evict_unchanged"});
+    if (b.take_type() != Type::B64)
+        b.fail("wanted .b64");
+    b.want(low, high);
     b.def(&Inst::dst, b.at(0), Type::B64);
     b.emit(exec_policy);
 }

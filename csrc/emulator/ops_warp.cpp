@@ -78,6 +78,8 @@ void build_shfl(Builder& b) {
     if (!b.take("sync"))
         b.fail("only shfl.sync");
     std::string name = b.take_of({"up", "down", "bfly", "idx"});
+    if (name.empty())
+        b.fail("unknown mode");
     if (b.take_type() != Type::B32)
         b.fail("only .b32");
     b.want(5, 5);
@@ -112,6 +114,8 @@ void build_vote(Builder& b) {
     if (!b.take("sync"))
         b.fail("only vote.sync");
     std::string name = b.take_of({"all", "any", "uni", "ballot"});
+    if (name.empty())
+        b.fail("unknown mode");
     Type type = b.take_type();
     if ((name == "ballot") != (type == Type::B32))
         b.fail("type does not fit the mode");
@@ -158,6 +162,8 @@ void build_match(Builder& b) {
     b.use(&Inst::b, b.at(2), Type::B32);
     b.in.n = pair ? 2 : 1;
     b.in.mode = any ? 0 : 1;
+    if (type != Type::B32 && type != Type::B64)
+        b.fail("only .b32 and .b64");
     b.emit(type_size(type) == 8 ? exec_match<u64> : exec_match<u32>);
 }
 
@@ -228,7 +234,11 @@ void build_redux(Builder& b) {
         ++op;
     if (op == 6)
         b.fail("unknown operation");
-    if (type == Type::F32)
+    bool is_float = type == Type::F32, is_extreme = op == kMin || op == kMax;
+    bool fits = op >= kAnd ? type == Type::B32 : is_float ? is_extreme : type == Type::U32 || type == Type::S32;
+    if (!fits || ((magnitude || nan) && !is_float))
+        b.fail("this operation does not exist for this type");
+    if (is_float)
         op = name == "min" ? kFloatMin : kFloatMax;
     b.want(3, 3);
     b.def(&Inst::dst, b.at(0), Type::B32);

@@ -307,7 +307,7 @@ void build_product(Builder& b) {
     size_t at_n = shape.find('n'), at_k = shape.find('k');
     if (shape.rfind("m64n", 0) != 0 || at_k == std::string::npos)
         b.fail("unknown shape " + shape);
-    s.n = std::stoi(shape.substr(at_n + 1)), s.k = std::stoi(shape.substr(at_k + 1));
+    s.n = std::atoi(shape.c_str() + at_n + 1), s.k = std::atoi(shape.c_str() + at_k + 1);
     s.d = b.take_type(), s.a = b.take_type(), s.b = b.take_type();
     int size = type_size(s.a);
     bool types_fit = size == 2   ? s.a == s.b && (s.a == Type::BF16 || s.a == Type::F16)
@@ -339,6 +339,9 @@ void build_product(Builder& b) {
     }
     b.use_extra(b.at(2), Type::B64);
     b.use_extra(b.at(3), Type::Pred);
+    for (size_t i = 4; i < 6; ++i)
+        if (b.constant(b.at(i)) != 1 && b.constant(b.at(i)) != ~u64{0})
+            b.fail("the factors of A and B are 1 or -1");
     s.negate_a = static_cast<s64>(b.constant(b.at(4))) < 0, s.negate_b = static_cast<s64>(b.constant(b.at(5))) < 0;
     if (transposes == 2)
         s.transpose_a = b.constant(b.at(6)) != 0;

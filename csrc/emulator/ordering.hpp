@@ -20,6 +20,7 @@ inline Scope scope_of(u16 mode) {
 }
 
 u16 take_ordering(Builder& b, Order fallback, Scope fallback_scope);
+void want_order(const Builder& b, u16 mode, std::initializer_list<Order> orders); // one of them, and its scope
 Space take_space(Builder& b, Space fallback);
 bool take_cache_hints(Builder& b); // true when a cache-policy operand follows
 

@@ -20,6 +20,7 @@ const std::unordered_map<std::string, BuildFunction>& build_table() {
         register_mbarrier(made);
         register_async(made);
         register_matrix(made);
+        register_mma(made);
         register_wgmma(made);
         register_tcgen05(made);
         return made;

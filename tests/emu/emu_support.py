@@ -14,14 +14,20 @@ REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 
 
 def one_op(
-    text: str, out: np.dtype | type, inputs: Sequence[np.ndarray], *, registers: str = "", outputs: int = 1
+    text: str,
+    out: np.dtype | type,
+    inputs: Sequence[np.ndarray],
+    *,
+    registers: str = "",
+    outputs: int = 1,
+    target: str = "sm_90a",
 ) -> list[np.ndarray]:
     """Runs `text` for every element; %d0.. are results, %a0.. the inputs, all registers of their types' width."""
     kinds = [np.asarray(x).dtype.itemsize for x in inputs]
     size = np.dtype(out).itemsize
     count = len(inputs[0])
     lines = [
-        HEADER,
+        HEADER.replace("sm_90a", target),
         ".visible .entry k(",
         ",".join(f".param .u64 p{i}" for i in range(len(inputs) + outputs)),
         ", .param .u32 n) {",
@@ -46,7 +52,7 @@ def one_op(
         )
     lines.append("ret; }")
     results = [np.zeros(count, dtype=out) for _ in range(outputs)]
-    device = Device()
+    device = Device(arch=target)
     device.launch(
         Module("\n".join(lines)),
         "k",

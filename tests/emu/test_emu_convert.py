@@ -39,7 +39,7 @@ NARROW = {  # name -> exponent bits, mantissa bits, bias, largest magnitude code
 def test_to_narrow_is_the_nearest_code(name: str) -> None:
     e, m, bias, largest = NARROW[name]
     a, b = wild(), wild()[::-1].copy()
-    (got,) = one_op(f"cvt.rn.satfinite.{name}.f32 %d0, %a0, %a1;", np.uint16, [a, b])
+    (got,) = one_op(f"cvt.rn.satfinite.{name}.f32 %d0, %a0, %a1;", np.uint16, [a, b], target="sm_100a")
     codes = [minifloat(c, e, m, bias) for c in range(largest + 1)]
     sign_bit = 1 << (e + m)
     for values, have in ((a, got >> 8), (b, got & 0xFF)):
@@ -78,6 +78,7 @@ def test_ue8m0() -> None:
         np.uint16,
         [a],
         outputs=2,
+        target="sm_100a",
     )
     for x, z, p in zip(a.tolist(), (rz & 0xFF).tolist(), (rp & 0xFF).tolist(), strict=True):
         if math.isnan(x):
@@ -91,7 +92,7 @@ def test_ue8m0() -> None:
             assert z == max(low + 127, 0)
             assert p == (low if 2.0**low == x else low + 1) + 127
     codes = np.arange(65536, dtype=np.uint16)
-    (back,) = one_op("cvt.rn.bf16x2.ue8m0x2 %d0, %a0;", np.uint32, [codes])
+    (back,) = one_op("cvt.rn.bf16x2.ue8m0x2 %d0, %a0;", np.uint32, [codes], target="sm_100a")
     values = (back.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     bytes_ = codes.view(np.uint8)
     assert np.array_equal(values[bytes_ < 255], np.ldexp(np.float32(1), bytes_[bytes_ < 255].astype(np.int32) - 127))

@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix, mma.sync and wgmma against torch, with the fragment layouts of the PTX documentation."""
+"""ldmatrix, stmatrix, movmatrix and wgmma against torch, with the fragment layouts of the PTX documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from emu_support import run_ptx
 
 from deep_gemm_k3.emulator import Device
 
-LANE = np.arange(32)
 DTYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
@@ -134,71 +133,6 @@ def fragment_a(a: torch.Tensor, per: int) -> np.ndarray:
             row, at = lane // 4 + 8 * (r % 2), r // 2 * 4 * per + lane % 4 * per
             out.append(a[row, at : at + per])
     return words(torch.stack(out)).reshape(32, -1)
-
-
-def fragment_b(b: torch.Tensor, per: int) -> np.ndarray:
-    k = b.shape[0]
-    out = []
-    for lane in range(32):
-        for r in range(8 * k // (32 * per)):
-            at = r * 4 * per + lane % 4 * per
-            out.append(b[at : at + per, lane // 4])
-    return words(torch.stack(out)).reshape(32, -1)
-
-
-def run_fragments(text: str, registers: list[np.ndarray], results: int) -> np.ndarray:
-    """`text` with %a0.. of the first array, %b0.., %c0..; %d0.. are the results: (lane, register)."""
-    body = ".reg .b32 %a<8>, %b<8>, %c<8>, %d<8>, %t; .reg .b64 %x, %y; mov.u32 %t, %tid.x;"
-    for name, values in zip("abc", registers, strict=False):
-        body += f"ld.param.u64 %x, [{name}]; mad.wide.u32 %x, %t, {4 * values.shape[1]}, %x;"
-        body += "".join(f"ld.global.b32 %{name}{i}, [%x+{4 * i}];" for i in range(values.shape[1]))
-    body += (
-        text
-        + f"ld.param.u64 %y, [d]; mad.wide.u32 %y, %t, {4 * results}, %y;"
-        + "".join(f"st.global.b32 [%y+{4 * i}], %d{i};" for i in range(results))
-    )
-    out = np.zeros((32, results), np.uint32)
-    params = ",".join(f".param .u64 {name}" for name in [*"abc"[: len(registers)], "d"])
-    run_ptx(body, params, [*[np.ascontiguousarray(r) for r in registers], out])
-    return out
-
-
-MMA = [("bf16", 16), ("bf16", 8), ("f16", 16), ("f16", 8), ("tf32", 8), ("tf32", 4), ("e4m3", 32), ("e5m2", 32)]
-
-
-@pytest.mark.parametrize(("kind", "k"), MMA)
-def test_mma(kind: str, k: int) -> None:
-    a, b = exact_values((16, k), kind), exact_values((k, 8), kind)
-    c = torch.randint(-100, 100, (16, 8)).float()
-    per = 4 // a.element_size()
-    cs = np.stack(
-        [[c[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2].item() for i in range(4)] for lane in LANE]
-    ).astype(np.float32)
-    fa, fb = fragment_a(a, per), fragment_b(b, per)
-    ra, rb = ",".join(f"%a{i}" for i in range(fa.shape[1])), ",".join(f"%b{i}" for i in range(fb.shape[1]))
-    text = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {{%d0,%d1,%d2,%d3}}, {{{ra}}}, {{{rb}}}, {{%c0,%c1,%c2,%c3}};"
-    got = run_fragments(text, [fa, fb, cs.view(np.uint32)], 4).view(np.float32)
-    want = a.float() @ b.float() + c
-    for lane in LANE:
-        for i in range(4):
-            assert got[lane, i] == want[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2]
-
-
-@pytest.mark.parametrize("k", [16, 32])
-def test_mma_integer(k: int) -> None:
-    a, b = torch.randint(-128, 128, (16, k), dtype=torch.int8), torch.randint(0, 256, (k, 8), dtype=torch.uint8)
-    c = torch.randint(-1000, 1000, (16, 8), dtype=torch.int32)
-    cs = np.stack(
-        [[c[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2].item() for i in range(4)] for lane in LANE]
-    ).astype(np.int32)
-    fa, fb = fragment_a(a, 4), fragment_b(b, 4)
-    ra, rb = ",".join(f"%a{i}" for i in range(fa.shape[1])), ",".join(f"%b{i}" for i in range(fb.shape[1]))
-    text = f"mma.sync.aligned.m16n8k{k}.row.col.s32.s8.u8.s32 {{%d0,%d1,%d2,%d3}}, {{{ra}}}, {{{rb}}}, {{%c0,%c1,%c2,%c3}};"
-    got = run_fragments(text, [fa, fb, cs.view(np.uint32)], 4).view(np.int32)
-    want = a.int() @ b.int() + c
-    for lane in LANE:
-        for i in range(4):
-            assert got[lane, i] == want[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2]
 
 
 # ---- wgmma
