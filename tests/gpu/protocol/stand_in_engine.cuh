@@ -73,7 +73,8 @@ struct Engine {
                 if (task.phase == sched::Phase::kRoutedL1)
                     sync::arrive_block_l1_done<C>(ctx, task.block);
                 if (task.phase == sched::Phase::kSharedL1)
-                    sync::arrive_shared_l1_done<C>(ctx, task.block);
+                    for (int split = 0; split < task.num_splits; ++split) // whose splits would arrive one by one
+                        sync::arrive_shared_l1_done<C>(ctx, task.block);
             }
             meet();
         }

@@ -8,6 +8,7 @@
 #include "../plan/workspace.cuh"
 #include "../sync/dependencies.cuh"
 #include "activation.cuh"
+#include "split.cuh"
 #include "transpose.cuh"
 
 namespace deep_gemm_k3::epilogue {
@@ -68,12 +69,14 @@ struct SharedToIntermediate {
         }
     }
 
-    __device__ __forceinline__ void finish(const sched::Task& task, Accumulators& acc) const {
+    // `slice`: the tokens of the tile whose accumulators begin at acc[m][0].
+    __device__ __forceinline__ void finish(const sched::Task& task, TokenSlice slice, Accumulators& acc) const {
         const Activate activation(ctx.params.scalars.situ_beta, ctx.params.scalars.situ_linear_beta);
-        const int num_tokens = task.num_valid_tokens;
+        const int num_tokens = slice.count;
         const uint32_t column = task.row_tile * (C.shared_tile.num_rows / 2) + me.warpgroup * kNumBlocks * 32;
+        const uint64_t first_token = uint64_t(task.block) * kTokens + slice.first;
         uint8_t* block = sched::component<C>(ctx, plan::Component::kSharedIntermediate) +
-                         (uint64_t(task.block) * kTokens * C.shape.shared_intermediate + column) * 2;
+                         (first_token * C.shape.shared_intermediate + column) * 2;
 #pragma unroll 1
         for (int m = 0; m < kNumBlocks; ++m) {
             store(activation, num_tokens, acc[0], block + m * 64);

@@ -89,14 +89,21 @@ DG_HOST_DEVICE constexpr StageRange split_stages(int num_stages, int split, int 
     return {num_stages * split / num_splits, num_stages * (split + 1) / num_splits};
 }
 
+// Splits of shared L1 share a tile's sum and its epilogue and wait for each other (epilogue/split.cuh). That takes that
+// all of them run at once: their tasks are the first of the list and each CTA's first one.
+DG_HOST_DEVICE constexpr bool shares_splits(const Config& c, Phase phase) {
+    return c.arch == Architecture::kSM90 && phase == Phase::kSharedL1;
+}
+
 // Splits of a phase in this call: the planned number if the partials of all its tiles fit into what the earlier phases
-// left of kSplitPartials, else none. Only routing decides, so every CTA finds the same.
+// left of kSplitPartials, else none. Only routing and the grid decide, so every CTA finds the same.
 struct PhaseSplits {
     int num_splits;
     int first_split_task;
 };
 template <Config C>
-__device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_blocks, int num_pool_blocks) {
+__device__ __forceinline__ PhaseSplits phase_splits(
+    Phase phase, int num_shared_blocks, int num_pool_blocks, int num_ctas) {
     constexpr Phase order[kNumPhases] = {Phase::kSharedL1, Phase::kSharedL2, Phase::kRoutedL1, Phase::kRoutedL2};
     constexpr int limit = plan::kMaxSplitTileElements * C.num_cluster_ctas; // each CTA has partials of its own
     constexpr bool shared_fits = C.shared_tile.num_rows * C.shared_tile.num_tokens <= limit;
@@ -108,13 +115,19 @@ __device__ __forceinline__ PhaseSplits phase_splits(Phase phase, int num_shared_
         const int64_t num_blocks = shared ? num_shared_blocks : num_pool_blocks;
         const int planned = planned_splits(C, order[i]);
         const int64_t wanted = num_blocks * num_row_tiles(C, order[i]) * planned * C.num_cluster_ctas;
-        const bool fits =
-            planned > 1 && (shared ? shared_fits : routed_fits) && num_used + wanted <= plan::kMaxSplitTasks;
+        const bool fits = planned > 1 && (shared ? shared_fits : routed_fits) &&
+                          num_used + wanted <=
+                              (shares_splits(C, order[i]) ? min(num_ctas, plan::kMaxSplitTasks) : plan::kMaxSplitTasks);
         if (order[i] == phase)
             return {fits ? planned : 1, num_used};
         num_used += fits ? static_cast<int>(wanted) : 0;
     }
     return {1, 0};
+}
+
+template <Config C>
+__device__ __forceinline__ int num_shared_blocks(const Context& ctx) {
+    return C.has_shared() ? ceil_div(ctx.params.shared.num_tokens, C.shared_tile.num_tokens) : 0;
 }
 
 // Walks this CTA's tasks, for the one thread that hands them to the others. It waits for the expert list by itself,
@@ -180,9 +193,6 @@ class TaskIterator {
         index_ = static_cast<int>(index) + ctx_.num_ctas / C.num_cluster_ctas - first_task_;
         return true;
     }
-    __device__ __forceinline__ int num_shared_blocks() const {
-        return C.has_shared() ? ceil_div(ctx_.params.shared.num_tokens, C.shared_tile.num_tokens) : 0;
-    }
     __device__ __forceinline__ const uint32_t* num_rows() const {
         return reinterpret_cast<const uint32_t*>(ctx_.roles + plan::roles_memory::num_rows_offset(C));
     }
@@ -202,8 +212,9 @@ class TaskIterator {
     }
     __device__ void begin_phase() {
         const Phase phase = Phase(phase_);
-        const int num_blocks = is_shared(phase) ? num_shared_blocks() : num_pool_blocks_;
-        splits_ = phase_splits<C>(phase, num_shared_blocks(), num_pool_blocks_);
+        const int num_shared = num_shared_blocks<C>(ctx_),
+                  num_blocks = is_shared(phase) ? num_shared : num_pool_blocks_;
+        splits_ = phase_splits<C>(phase, num_shared, num_pool_blocks_, ctx_.num_ctas);
         num_tasks_ = num_blocks * num_row_tiles(C, phase) * splits_.num_splits;
         expert_ = 0;
     }
@@ -217,7 +228,7 @@ class TaskIterator {
     __device__ void decode_shared(Task& task) const {
         int index = index_;
         fill_split(task, index);
-        const int num_blocks = num_shared_blocks();
+        const int num_blocks = num_shared_blocks<C>(ctx_);
         task.expert = 0;
         task.block = index % num_blocks;
         task.row_tile = index / num_blocks * C.num_cluster_ctas + rank_in_cluster();

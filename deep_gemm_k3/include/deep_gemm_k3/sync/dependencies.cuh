@@ -20,9 +20,15 @@ DG_HOST_DEVICE constexpr uint32_t num_l1_arrivals(const Config& c, sched::Phase 
 }
 template <Config C>
 constexpr uint32_t kNumL1Arrivals = num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile);
+// Splits that share a tile arrive one by one.
 template <Config C>
-constexpr uint32_t kNumSharedL1Arrivals =
-    C.has_shared() ? num_l1_arrivals(C, sched::Phase::kSharedL1, C.shared_tile) : 0;
+__device__ __forceinline__ uint32_t num_shared_l1_arrivals(const sched::Context& ctx) {
+    constexpr uint32_t of_tiles = C.has_shared() ? num_l1_arrivals(C, sched::Phase::kSharedL1, C.shared_tile) : 0;
+    if constexpr (!sched::shares_splits(C, sched::Phase::kSharedL1) || C.splits.shared_l1 == 1)
+        return of_tiles;
+    const int num_blocks = sched::num_shared_blocks<C>(ctx);
+    return of_tiles * sched::phase_splits<C>(sched::Phase::kSharedL1, num_blocks, 0, ctx.num_ctas).num_splits;
+}
 
 enum class BlockCounter : int { kGathered = 0, kL1Done = 1 };
 
@@ -61,7 +67,7 @@ __device__ __forceinline__ Dependency dependency(const sched::Context& ctx, cons
         return {
             block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block), kNumL1Arrivals<C>, What::kBlockL1};
     case sched::Phase::kSharedL2:
-        return {shared_counter<C>(ctx, ctx.parity, task.block), kNumSharedL1Arrivals<C>, What::kSharedL1};
+        return {shared_counter<C>(ctx, ctx.parity, task.block), num_shared_l1_arrivals<C>(ctx), What::kSharedL1};
     default:
         return {nullptr, 0, What::kNone};
     }
@@ -87,16 +93,36 @@ template <Config C>
 __device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx, int block) {
     ptx::red_release_gpu_add(shared_counter<C>(ctx, ctx.parity, block), 1);
 }
+// This split's counter of a tile: each math warpgroup has one of its own.
+template <Config C>
+__device__ __forceinline__ uint8_t* split_counter_of(
+    const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
+    // The call's number is read anew: nothing derived from it need live in a register during the mainloop.
+    const auto number = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kEpoch));
+    const uint32_t parity = ptx::load_acquire_cta_shared(number) & 1;
+    return split_counter<C>(ctx, parity, task.split_task - task.split + warpgroup);
+}
+template <Config C>
+__device__ __forceinline__ void arrive_shared_split(
+    const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
+    ptx::red_release_gpu_add(split_counter_of<C>(ctx, task, warpgroup), 1);
+}
 // Arrival of one split of a tile; true for the last one, which then owns all partials of the tile. The writers of the
 // partial met at a barrier before it; the result goes to the other threads through another barrier.
 template <Config C>
 __device__ __forceinline__ bool arrive_split(const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
-    // The call's number is read anew: nothing derived from it need live in a register during the mainloop.
-    const auto number = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kEpoch));
-    const uint32_t parity = ptx::load_acquire_cta_shared(number) & 1;
-    const uint32_t arrived =
-        ptx::atom_acq_rel_gpu_add(split_counter<C>(ctx, parity, task.split_task - task.split + warpgroup), 1);
+    const uint32_t arrived = ptx::atom_acq_rel_gpu_add(split_counter_of<C>(ctx, task, warpgroup), 1);
     return static_cast<int>(arrived) == task.num_splits - 1;
+}
+// Waits for all splits of a tile, acquiring their partials. Whole warps, each thread for itself: a warp that one thread
+// of it made wait would count as divided. Only where all splits of the tile run at once (sched::shares_splits).
+template <Config C>
+__device__ __forceinline__ void wait_splits(const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
+    const uint8_t* counter = split_counter_of<C>(ctx, task, warpgroup);
+    wait_together(
+        ctx, {Role::kMath, What::kSharedL1, static_cast<uint32_t>(task.block)}, task.num_splits, [&](uint32_t& seen) {
+            return (seen = ptx::load_acquire_gpu(counter)) == static_cast<uint32_t>(task.num_splits);
+        });
 }
 
 } // namespace deep_gemm_k3::sync

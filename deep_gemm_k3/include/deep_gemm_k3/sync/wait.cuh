@@ -37,6 +37,17 @@ __device__ __forceinline__ bool wait_until(const sched::Context& ctx, Where wher
     return true;
 }
 
+// The same for all lanes of a warp, which leave it together: when all have met the condition or given up.
+template <class Poll>
+__device__ __forceinline__ void wait_together(const sched::Context& ctx, Where where, uint32_t wanted, Poll poll) {
+    uint32_t seen = 0, num_polls = 0;
+    uint64_t start = 0;
+    bool is_over = false;
+    while (!__all_sync(0xFFFFFFFFu, is_over || poll(seen)))
+        if ((++num_polls & 63) == 0)
+            is_over = give_up(ctx, where, wanted, seen, start);
+}
+
 // Waits for another warp of this CTA or for its own copies; `poll()` typically is an mbarrier's try_wait. What it waits
 // for always comes, since nobody in a CTA ever stops; the limit is there for hardware that fails.
 template <class Poll>

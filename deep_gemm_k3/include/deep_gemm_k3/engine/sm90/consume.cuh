@@ -54,15 +54,21 @@ __device__ __forceinline__ void consume_shared(
     typename Mainloop::Accumulators acc;
     Mainloop::run(ctx, pipeline, record.num_stages, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
-    if constexpr (epilogue::can_split(C.shared_tile) && (C.splits.shared_l1 > 1 || C.splits.shared_l2 > 1)) {
-        using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
-        if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
-            return;
-    }
-    if (task.phase == sched::Phase::kSharedL1)
-        epilogue::SharedToIntermediate<C>(ctx).finish(task, acc);
-    else
+    using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
+    if (task.phase == sched::Phase::kSharedL1) {
+        epilogue::TokenSlice slice = {0, task.num_valid_tokens};
+        if constexpr (epilogue::can_split(C.shared_tile) && C.splits.shared_l1 > 1) {
+            static_assert(sched::shares_splits(C, sched::Phase::kSharedL1));
+            if (task.num_splits > 1)
+                slice = Splits::template share<C.splits.shared_l1>(ctx, task, acc);
+        }
+        epilogue::SharedToIntermediate<C>(ctx).finish(task, slice, acc);
+    } else {
+        if constexpr (epilogue::can_split(C.shared_tile) && C.splits.shared_l2 > 1)
+            if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
+                return;
         epilogue::SharedToOutput<C>(ctx).finish(task, acc);
+    }
 }
 
 // Called by all math warpgroups.
