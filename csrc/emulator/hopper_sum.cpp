@@ -7,7 +7,7 @@ namespace deep_gemm_k3::emulator {
 
 namespace {
 
-constexpr int kWidth = 8, kMaxK = 64, kRows = 4;
+constexpr int kWidth = 8, kRows = 4;
 // Exponents for which neither products nor their scales leave the range of singles.
 constexpr int kFastOperand = 45, kFastAccumulator = 90;
 constexpr u32 kExponentBits = 0x7f800000;
@@ -101,12 +101,13 @@ Ints out_of_range(Floats accumulator) {
 }
 
 // What the sums of one block of columns need of B.
+template <int kK>
 struct Columns {
-    Floats value[kMaxK], power[kMaxK];
+    Floats value[kK], power[kK];
     bool bad;
-    Columns(const float* b, int n, int k, u32 lowest) {
+    Columns(const float* b, int n, u32 lowest) {
         Ints flags = {};
-        for (int i = 0; i < k; ++i) {
+        for (int i = 0; i < kK; ++i) {
             value[i] = load<Floats>(b + i * n);
             power[i] = powers_of(value[i], lowest, flags);
         }
@@ -119,10 +120,9 @@ struct Rows {
 };
 
 // Eight sums of each of kRows rows; false, with nothing done, when an accumulator is out of range.
-template <int kRows>
-bool fast_sums(float* out, Rows rows, const Columns& b, Extent extent, SumRule rule) {
+template <int kRows, int kK>
+bool fast_sums(float* out, Rows rows, const Columns<kK>& b, int n, SumRule rule) {
     const auto [a, power_a] = rows;
-    const int n = extent.n, k = extent.k;
     Floats c[kRows], largest[kRows];
     Ints flags = {};
     for (int r = 0; r < kRows; ++r) {
@@ -132,9 +132,9 @@ bool fast_sums(float* out, Rows rows, const Columns& b, Extent extent, SumRule r
     }
     if (any(flags))
         return false;
-    for (int i = 0; i < k; ++i)
+    for (int i = 0; i < kK; ++i)
         for (int r = 0; r < kRows; ++r) {
-            Floats power = power_a[r * k + i] * b.power[i];
+            Floats power = power_a[r * kK + i] * b.power[i];
             largest[r] = power > largest[r] ? power : largest[r];
         }
     Ints top[kRows], low[kRows] = {}, high[kRows] = {}; // half of the products each: all could exceed 32 bits
@@ -145,13 +145,13 @@ bool fast_sums(float* out, Rows rows, const Columns& b, Extent extent, SumRule r
         // as exponents: fraction - largest
         scale[r] = reinterpret_cast<Floats>(static_cast<s32>(rule.fraction + 254) * (1 << 23) - top[r]);
     }
-    int half = (k + 1) / 2;
-    for (int i = 0; i < half; ++i)
+    constexpr int kHalf = (kK + 1) / 2;
+    for (int i = 0; i < kHalf; ++i)
         for (int r = 0; r < kRows; ++r)
-            low[r] += __builtin_convertvector(a[r * k + i] * b.value[i] * scale[r], Ints);
-    for (int i = half; i < k; ++i)
+            low[r] += __builtin_convertvector(a[r * kK + i] * b.value[i] * scale[r], Ints);
+    for (int i = kHalf; i < kK; ++i)
         for (int r = 0; r < kRows; ++r)
-            high[r] += __builtin_convertvector(a[r * k + i] * b.value[i] * scale[r], Ints);
+            high[r] += __builtin_convertvector(a[r * kK + i] * b.value[i] * scale[r], Ints);
     for (int r = 0; r < kRows; ++r) {
         Ints own = __builtin_convertvector(c[r] * scale[r], Ints);
         Doubles sum = __builtin_convertvector(low[r], Doubles) + __builtin_convertvector(high[r], Doubles) +
@@ -164,39 +164,53 @@ bool fast_sums(float* out, Rows rows, const Columns& b, Extent extent, SumRule r
     return true;
 }
 
+template <int kK>
+void sum_of(float* out, const float* a, const float* b, Extent extent, SumRule rule) {
+    const int m = extent.m, n = extent.n;
+    alignas(64) float power_a[64 * kK];
+    u32 bad_row[64 + kRows] = {}, lowest = exponent_bits(std::max(rule.lowest, -126));
+    for (int row = 0; row < m; ++row) {
+        const float* from = a + row * kK;
+        int i = 0;
+        Ints flags = {};
+        for (; i + kWidth <= kK; i += kWidth) {
+            Floats power = powers_of(load<Floats>(from + i), lowest, flags);
+            std::memcpy(power_a + row * kK + i, &power, sizeof(power));
+        }
+        bad_row[row] = any(flags);
+        for (; i < kK; ++i)
+            power_a[row * kK + i] = power_of(from[i], lowest, bad_row[row]);
+    }
+    for (int column = 0; column < n; column += kWidth) {
+        Columns<kK> block(b + column, n, lowest);
+        for (int row = 0; row < m; row += kRows) {
+            float* to = out + row * n + column;
+            const float *from = a + row * kK, *power = power_a + row * kK;
+            bool bad = block.bad || (bad_row[row] | bad_row[row + 1] | bad_row[row + 2] | bad_row[row + 3]);
+            if (!bad && fast_sums<kRows, kK>(to, {from, power}, block, n, rule))
+                continue;
+            for (int r = 0; r < kRows; ++r, to += n, from += kK, power += kK) {
+                if (!block.bad && !bad_row[row + r] && fast_sums<1, kK>(to, {from, power}, block, n, rule))
+                    continue;
+                for (int j = 0; j < kWidth; ++j)
+                    to[j] = slow_sum(to[j], from, b + column + j, n, kK, rule);
+            }
+        }
+    }
+}
+
 } // namespace
 
 void hopper_sum(float* out, const float* a, const float* b, Extent extent, SumRule rule) {
-    const auto [m, n, k] = extent;
-    alignas(64) float power_a[64 * kMaxK];
-    u32 bad_row[64 + kRows] = {}, lowest = exponent_bits(std::max(rule.lowest, -126));
-    for (int row = 0; row < m; ++row) {
-        const float* from = a + row * k;
-        int i = 0;
-        Ints flags = {};
-        for (; i + kWidth <= k; i += kWidth) {
-            Floats power = powers_of(load<Floats>(from + i), lowest, flags);
-            std::memcpy(power_a + row * k + i, &power, sizeof(power));
-        }
-        bad_row[row] = any(flags);
-        for (; i < k; ++i)
-            power_a[row * k + i] = power_of(from[i], lowest, bad_row[row]);
-    }
-    for (int column = 0; column < n; column += kWidth) {
-        Columns block(b + column, n, k, lowest);
-        for (int row = 0; row < m; row += kRows) {
-            float* to = out + row * n + column;
-            const float *from = a + row * k, *power = power_a + row * k;
-            bool bad = block.bad || (bad_row[row] | bad_row[row + 1] | bad_row[row + 2] | bad_row[row + 3]);
-            if (!bad && fast_sums<kRows>(to, {from, power}, block, extent, rule))
-                continue;
-            for (int r = 0; r < kRows; ++r, to += n, from += k, power += k) {
-                if (!block.bad && !bad_row[row + r] && fast_sums<1>(to, {from, power}, block, extent, rule))
-                    continue;
-                for (int j = 0; j < kWidth; ++j)
-                    to[j] = slow_sum(to[j], from, b + column + j, n, k, rule);
-            }
-        }
+    switch (extent.k) {
+    case 4:
+        return sum_of<4>(out, a, b, extent, rule);
+    case 8:
+        return sum_of<8>(out, a, b, extent, rule);
+    case 16:
+        return sum_of<16>(out, a, b, extent, rule);
+    default:
+        return sum_of<32>(out, a, b, extent, rule);
     }
 }
 

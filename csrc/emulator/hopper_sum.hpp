@@ -16,7 +16,7 @@ struct SumRule {
 constexpr u32 kTensorCoreNan = 0x7fffffff;
 
 struct Extent {
-    int m, n, k; // m a multiple of 4 up to 64, n of 8, k up to 64
+    int m, n, k; // m a multiple of 4 up to 64, n of 8, k 4, 8, 16 or 32
 };
 
 // out[m][n] += sum over k of a[m][k] * b[k][n]

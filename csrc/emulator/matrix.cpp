@@ -64,21 +64,6 @@ void widen(const u8* from, float* to, int count, Type type) {
     }
 }
 
-void transpose_four(const float* from, int from_step, float* to, int to_step) {
-    typedef float Four __attribute__((vector_size(16)));
-    typedef s32 Order __attribute__((vector_size(16)));
-    constexpr Order kLow{0, 4, 1, 5}, kHigh{2, 6, 3, 7}, kFirst{0, 1, 4, 5}, kSecond{2, 3, 6, 7};
-    Four row[4];
-    for (int i = 0; i < 4; ++i)
-        std::memcpy(&row[i], from + i * from_step, sizeof(Four));
-    Four a = __builtin_shuffle(row[0], row[1], kLow), b = __builtin_shuffle(row[2], row[3], kLow),
-         c = __builtin_shuffle(row[0], row[1], kHigh), d = __builtin_shuffle(row[2], row[3], kHigh);
-    Four column[4] = {__builtin_shuffle(a, b, kFirst), __builtin_shuffle(a, b, kSecond),
-        __builtin_shuffle(c, d, kFirst), __builtin_shuffle(c, d, kSecond)};
-    for (int i = 0; i < 4; ++i)
-        std::memcpy(to + i * to_step, &column[i], sizeof(Four));
-}
-
 namespace {
 
 void add_in_double(float* out, const float* a, const float* b, int m, int n, int k) {

@@ -1,8 +1,8 @@
 // wgmma: products of a warpgroup. Each warp computes its own 16 rows when it issues the instruction; a group counts as
 // complete for a waiting warp once all four warps have issued it, as the hardware's collective operation does.
-#include "matrix.hpp"
 #include "races.hpp"
 #include "watch.hpp"
+#include "wgmma_operand.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -26,107 +26,6 @@ Shape unpack(const Inst& in) {
     return {static_cast<Type>(x & 0xff), static_cast<Type>(x >> 8 & 0xff), static_cast<Type>(x >> 16 & 0xff),
         static_cast<int>(x >> 24 & 0xfff), static_cast<int>(x >> 36 & 0xff), (x >> 44 & 1) != 0, (x >> 45 & 1) != 0,
         (x >> 46 & 1) != 0, (x >> 47 & 1) != 0, (x >> 48 & 1) != 0};
-}
-
-// A shared-memory matrix descriptor.
-struct Descriptor {
-    u32 start, leading, stride, span_shift; // bytes; span: 16 << span_shift bytes of a swizzle row
-    bool swizzled;
-    explicit Descriptor(u64 x) {
-        start = static_cast<u32>(x & 0x3fff) << 4;
-        leading = static_cast<u32>(x >> 16 & 0x3fff) << 4;
-        stride = static_cast<u32>(x >> 32 & 0x3fff) << 4;
-        u32 mode = static_cast<u32>(x >> 62);
-        if (x >> 49 & 7)
-            throw Fault("descriptor", "a matrix descriptor with a base offset is not modelled");
-        span_shift = mode == 1 ? 3 : mode == 2 ? 2 : mode == 3 ? 1 : 0;
-        swizzled = mode != 0;
-    }
-    u32 swizzle(u32 address) const {
-        return swizzled ? address ^ (address >> 3 & (((1u << span_shift) - 1) << 4)) : address;
-    }
-    // 16 bytes of row `row` (8 rows to a group), piece `piece` along k
-    u32 k_major(u32 row, u32 piece) const {
-        return swizzle(
-            start + (row & 7) * (16u << span_shift) + (row >> 3) * stride + piece * (swizzled ? 16 : leading));
-    }
-    // 16 bytes along m or n, piece `piece`, of k index `k`
-    u32 mn_major(u32 piece, u32 k) const {
-        u32 per = 1u << span_shift;
-        u32 outer = swizzled ? leading : stride, deeper = swizzled ? stride : leading;
-        return swizzle(
-            start + (piece % per) * 16 + (piece / per) * outer + (k & 7) * (16u << span_shift) + (k >> 3) * deeper);
-    }
-};
-
-const u8* piece_at(Warp& w, u32 address, std::vector<u32>& reads) {
-    Cta& cta = *w.cta;
-    if (address < kSharedReserved || u64{address} + 16 > cta.shared.size())
-        throw Fault("out-of-bounds", "wgmma reads shared memory at offset " + std::to_string(address) +
-                                         "; the CTA has " + std::to_string(kSharedReserved) + ".." +
-                                         std::to_string(cta.shared.size()));
-    u64 written[2]; // a byte per byte, 0 or 1
-    std::memcpy(written, cta.written.data() + address, sizeof(written));
-    if ((written[0] & written[1]) != 0x0101010101010101u)
-        w.machine->report_at(w, "uninitialised-shared",
-            "wgmma reads shared memory that nobody has written, offset " + std::to_string(address));
-    reads.push_back(address >> 4);
-    return cta.shared.data() + address;
-}
-
-// A part of an operand and where its elements go: row r, k index i to out[r * row_step + i * k_step].
-struct Part {
-    Type type;
-    bool transposed;
-    int first, count, k; // rows, and elements of each
-    float* out;
-    int row_step, k_step;
-};
-
-void load_operand(Warp& w, const Descriptor& d, const Part& p, std::vector<u32>& reads) {
-    int per = 16 / type_size(p.type);
-    float value[16];
-    if (!p.transposed && p.row_step == 1 && p.count % 4 == 0) { // rows become columns: four at a time
-        alignas(32) float rows[4][32];
-        for (int row = 0; row < p.count; row += 4) {
-            for (int r = 0; r < 4; ++r)
-                for (int piece = 0; piece < p.k / per; ++piece) {
-                    u32 address = d.k_major(static_cast<u32>(p.first + row + r), static_cast<u32>(piece));
-                    widen(piece_at(w, address, reads), &rows[r][piece * per], per, p.type);
-                }
-            for (int k = 0; k < p.k; k += 4)
-                transpose_four(&rows[0][k], 32, p.out + row + k * p.k_step, p.k_step);
-        }
-        return;
-    }
-    if (!p.transposed) {
-        for (int row = 0; row < p.count; ++row)
-            for (int piece = 0; piece < p.k / per; ++piece) {
-                u32 address = d.k_major(static_cast<u32>(p.first + row), static_cast<u32>(piece));
-                widen(piece_at(w, address, reads), value, per, p.type);
-                for (int j = 0; j < per; ++j)
-                    p.out[row * p.row_step + (piece * per + j) * p.k_step] = value[j];
-            }
-        return;
-    }
-    for (int at = 0; at < p.k; ++at)
-        for (int piece = 0; piece < p.count / per; ++piece) {
-            u32 address = d.mn_major(static_cast<u32>(p.first / per + piece), static_cast<u32>(at));
-            widen(piece_at(w, address, reads), value, per, p.type);
-            for (int j = 0; j < per; ++j)
-                p.out[(piece * per + j) * p.row_step + at * p.k_step] = value[j];
-        }
-}
-
-void load_fragment(Warp& w, const Inst& in, u32 first, const Shape& s, float* a) {
-    int per = 4 / type_size(s.a), bits = 32 / per;
-    for (int r = 0; r < 4; ++r) {
-        const u32* row = w.row<u32>(w.extra(in, first + static_cast<u32>(r)));
-        for (int lane = 0; lane < kLanes; ++lane)
-            for (int j = 0; j < per; ++j)
-                a[(lane / 4 + 8 * (r & 1)) * s.k + (r >> 1) * 4 * per + lane % 4 * per + j] =
-                    matrix_element(row[lane] >> (bits * j), s.a);
-    }
 }
 
 // register r, lane -> position in the 16 x n tile, for two neighbouring columns
@@ -187,7 +86,7 @@ void store_accumulator(Warp& w, const Inst& in, const Shape& s, const float* out
     }
 }
 
-void note_reads(Warp& w, std::vector<u32> reads) {
+void note_reads(Warp& w, const std::vector<u32>& reads) {
     Cta& cta = *w.cta;
     if (cta.readers.empty())
         cta.readers.resize(cta.shared.size() / 16 + 1, 0);
@@ -217,16 +116,19 @@ void exec_mma(Warp& w, const Inst& in, u32 m) {
     Shape s = unpack(in);
     u32 at = static_cast<u32>(s.d == Type::F16 ? s.n / 4 : s.n / 2);
     alignas(64) float a[16 * 32], b[256 * 32], out[16 * 256];
-    std::vector<u32> reads;
-    reads.reserve(static_cast<size_t>(2 * s.n + 32));
+    static thread_local std::vector<u32> reads;
+    reads.clear();
     int first_row = static_cast<int>(w.index % 4) * 16;
-    if (s.a_in_registers)
-        load_fragment(w, in, at, s, a);
-    else
-        load_operand(
-            w, Descriptor(w.row<u64>(w.extra(in, at))[0]), {s.a, s.transpose_a, first_row, 16, s.k, a, s.k, 1}, reads);
+    if (s.a_in_registers) {
+        const u32* rows[4];
+        for (u32 r = 0; r < 4; ++r)
+            rows[r] = w.row<u32>(w.extra(in, at + r));
+        load_fragment(rows, s.a, a);
+    } else {
+        load_operand(w, w.row<u64>(w.extra(in, at))[0], {s.a, s.transpose_a, first_row, 16, s.k, a, s.k, 1}, reads);
+    }
     at += s.a_in_registers ? 4 : 1;
-    load_operand(w, Descriptor(w.row<u64>(w.extra(in, at))[0]), {s.b, s.transpose_b, 0, s.n, s.k, b, 1, s.n}, reads);
+    load_operand(w, w.row<u64>(w.extra(in, at))[0], {s.b, s.transpose_b, 0, s.n, s.k, b, 1, s.n}, reads);
     if (s.negate_a != s.negate_b)
         for (int i = 0; i < 16 * s.k; ++i)
             a[i] = -a[i];
@@ -238,7 +140,7 @@ void exec_mma(Warp& w, const Inst& in, u32 m) {
     product_add(w, out, a, b, {16, s.n, s.k, s.a, false});
     store_accumulator(w, in, s, out);
     watch_product(w);
-    note_reads(w, std::move(reads));
+    note_reads(w, reads);
     ++w.machine->counters.wgmma;
     w.machine->counters.macs += static_cast<u64>(16 * s.n * s.k);
 }
