@@ -36,7 +36,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-@pytest.mark.parametrize("target", ["sm_90a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_kernels_of_the_model_decode(name: str, target: str) -> None:
     literal = Plan.make(**K3, **SAMPLE[name], target=target).literal
     kernel = NvrtcCompiler().compile(KernelSource(KERNELS[target], target, literal, ptx_only=True))

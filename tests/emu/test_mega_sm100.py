@@ -110,14 +110,15 @@ def test_splits_meet(ctas: int) -> None:
         session.close()
 
 
-def test_pairs_claim_their_tasks() -> None:
+@pytest.mark.parametrize("adversary", ["random", "earliest", "latest"])
+def test_pairs_claim_their_tasks(adversary: str) -> None:
     """Full and nearly empty blocks alternate: two pairs that took turns would share the work badly. Every task but each
     pair's first is claimed once, and each pair asks once in vain. The second call clears what the first one counted."""
     shape = WorldShape((40,), 2, 1, 512, 1024)
     splits = {"routed_l1": 1, "routed_l2": 1, "shared_l1": 1, "shared_l2": 1}
     overrides = {"routed_tokens": 32, "num_cluster_ctas": 2, "splits": splits}
     session = Overridden(shape, overrides, num_sms=4)
-    service.configure(seed=3, race_detection=True)
+    service.configure(seed=3, adversary=adversary, race_detection=True)
     try:
         ranks = make_world(shape, 1, "hot_expert", "exact", target="sm_100a")
         check_world(ranks, SWIGLU, "routed", RunOptions(calls=2), bitwise=True, session=session)
