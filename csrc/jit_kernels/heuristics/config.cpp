@@ -141,16 +141,11 @@ int shared_tokens_for_sm100(int num_tokens) {
     return num_tokens <= 64 ? 32 : 128;
 }
 
-// Tiles of 256 rows read fewer operands; there have to be enough of them for all CTAs. Exact math needs more registers
-// than they leave.
-constexpr int kMinTokensFor256Rows = 1024;
-
+// On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in.
 int shared_rows(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
     if (device.arch == Architecture::kSM100)
         return 256 * cluster_ctas(problem, device);
-    const bool has_many = problem.fast_math && !problem.batch_invariant && routed_tile.num_tokens > 96 &&
-                          problem.num_shared_tokens >= kMinTokensFor256Rows;
-    return chosen(problem.overrides.shared_rows, has_many ? 256 : 128);
+    return chosen(problem.overrides.shared_rows, 128);
 }
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile, int num_ctas_per_sm) {

@@ -39,7 +39,7 @@ struct MathThread {
 template <Config C>
 __device__ __forceinline__ uint32_t staging_address(const sched::Context& ctx, const MathThread& me) {
     constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
-    return ptx::shared_address(ctx.shared) + kLayout.staging + me.warpgroup * plan::staging_bytes_per_warpgroup(C);
+    return ptx::shared_address(ctx.shared) + kLayout.staging + me.warpgroup * plan::staging_stride(C);
 }
 
 // Two accumulators of adjacent tokens, rounded to BF16 and kept as floats.

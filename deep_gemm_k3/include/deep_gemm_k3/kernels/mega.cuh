@@ -13,12 +13,14 @@
 //   list          dispatch -> producer, math: state word in shared memory (release/acquire, CTA)
 //   rows          any rank's dispatch -> dispatch: epochs inside the words, or row flags (system)
 //   gathered      any CTA's dispatch -> producer: rows of a pool block x parts (GPU)
-//   L1 done       any CTA's math -> producer: row tiles of a pool block, of a shared token block (GPU)
+//   exchange      math -> dispatch and back: sums of routed L1 tiles of many tokens (epilogue/exchange.cuh)
+//   L1 done       any CTA's math, or its dispatch -> producer: row tiles of a pool block, of a shared token block (GPU)
 //   partials      any rank's math -> math of the token's rank: the values validate themselves (system)
 //   publication   every CTA of every rank -> CTA 0 of every rank: cumulative counts (system)
 //
 // Timelines, one call
-//   dispatch     header, routes, rows out | headers in, counts, list | rows in -> pool | counters | visibility
+//   dispatch     header, routes, rows out | headers in, counts, list | rows in -> pool | counters | [routed L1 tiles of
+//                many tokens, from the math warps -> pool] | visibility
 //   producer     shared L1 | routed L1 (list, gathered) | routed L2 (L1 done) | shared L2 (shared L1 done)
 //   math         shared L1 | routed L1 -> pool          | routed L2 -> peers  | shared L2 -> output, peers | combine
 //
@@ -149,7 +151,7 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
             sched::TaskIterator<C> tasks(ctx);
             Engine::produce(ctx, tasks);
         } else if (warp < first_issuing_warp) {
-            roles::dispatch<C>(ctx);
+            roles::dispatch<C, Engine>(ctx);
         } else {
             if constexpr (has_issuer)
                 Engine::issue(ctx);

@@ -1,6 +1,9 @@
 // The only home of offsets inside a CTA's dynamic shared memory, for the kernel, the host planner and the tests.
 //
 // [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][tasks][barriers][roles]
+// or, where the dispatch warps finish the routed L1 tiles,
+// [stages][tasks][barriers][roles: all but the dispatch warps' cursors][exchange: a tile's sums, the cursors at first]
+// with each warpgroup's staging at the end of its half of the exchange.
 // A stage holds, for a routed tile, tokens then one weight unit per 64 rows (SM90), or weights, tokens with their
 // scales, scales of the weights (SM100); for a shared-expert tile, weights then tokens.
 #pragma once
@@ -108,25 +111,52 @@ DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
     return num_barriers(c) * 8 + (c.arch == Architecture::kSM100 ? 8 : 0);
 }
 
+// ---- routed L1 tiles that the dispatch warps finish: gates and ups of a tile in BF16. One half for each math
+// warpgroup, which has 64 of the columns; in a half a token's columns lie together, gate and up of each.
+constexpr int kExchangeTokenBytes = kUnitK / 2 * 4; // in a half
+constexpr int kMinExchangeTokens = 72;
+DG_HOST_DEVICE constexpr bool has_exchange(const Config& c) {
+    return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinExchangeTokens &&
+           c.splits.routed_l1 == 1;
+}
+DG_HOST_DEVICE constexpr int exchange_half_bytes(const Config& c) {
+    return c.routed_tile.num_tokens * kExchangeTokenBytes;
+}
+DG_HOST_DEVICE constexpr int staging_stride(const Config& c) {
+    return has_exchange(c) ? exchange_half_bytes(c) : staging_bytes_per_warpgroup(c);
+}
+// What the tile is, then the barriers: it is full, it is empty.
+constexpr int kExchangeRecordBytes = 16;
+constexpr int kExchangeControlBytes = kExchangeRecordBytes + 16;
+
 struct SharedMemoryLayout {
     int stages;
     int staging;
     int scale_codes;
     int tasks;
     int barriers;
+    int exchange_control;
     int scheduler; // Context::roles
+    int exchange;
     int total;
 };
 
 DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c) {
     SharedMemoryLayout layout{};
     layout.stages = 0;
-    layout.staging = layout.stages + c.num_stages * stage_bytes(c);
+    const int behind_stages = layout.stages + c.num_stages * stage_bytes(c);
+    layout.staging = behind_stages;
     layout.scale_codes = layout.staging + c.num_math_warpgroups * staging_bytes_per_warpgroup(c);
-    layout.tasks = align_up(layout.scale_codes + scale_code_bytes(c), 16);
+    layout.tasks = has_exchange(c) ? behind_stages : align_up(layout.scale_codes + scale_code_bytes(c), 16);
     layout.barriers = layout.tasks + task_bytes(c);
-    layout.scheduler = align_up(layout.barriers + barrier_bytes(c), 128);
+    layout.exchange_control = align_up(layout.barriers + barrier_bytes(c), 16);
+    layout.scheduler = align_up(layout.exchange_control + (has_exchange(c) ? kExchangeControlBytes : 0), 128);
     layout.total = layout.scheduler + roles_memory_bytes(c);
+    if (has_exchange(c)) {
+        layout.exchange = layout.scheduler + align_up(roles_memory::cursors_offset(c), 128);
+        layout.staging = layout.exchange + exchange_half_bytes(c) - staging_bytes_per_warpgroup(c);
+        layout.total = max_of(layout.total, layout.exchange + 2 * exchange_half_bytes(c));
+    }
     return layout;
 }
 

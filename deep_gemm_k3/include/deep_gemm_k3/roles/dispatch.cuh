@@ -6,7 +6,8 @@
 
 namespace deep_gemm_k3::roles {
 
-template <Config C>
+// Engine::assist(ctx, warp), if there is one, takes the warps once the rows are gathered.
+template <Config C, class Engine>
 __device__ __forceinline__ void dispatch(const Context& ctx) {
     const int warp = ctx.warp_idx - C.num_math_warpgroups * 4 - 1;
     DispatchWarp self = {
@@ -23,6 +24,8 @@ __device__ __forceinline__ void dispatch(const Context& ctx) {
         if (C.has_statistics && ctx.cta_idx == 0)
             add_statistics<C>(ctx, self);
     }
+    if constexpr (requires { Engine::assist(ctx, 0u); })
+        Engine::assist(ctx, warp);
     if (C.is_published() && self.warp == 0)
         make_publication_visible<C>(ctx, healthy);
 }

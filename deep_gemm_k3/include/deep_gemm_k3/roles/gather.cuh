@@ -2,6 +2,7 @@
 // partial goes. On SM90 the row is converted from E4M3 x 2^s to BF16 operand tiles of value x 2^8 (exact; the routed
 // weights carry 2^-8); SM100 multiplies codes and scales as they come.
 #pragma once
+#include "../plan/pool_rows.cuh"
 #include "../plan/pool_tile.cuh"
 #include "../ptx/convert.cuh"
 #include "../sync/dependencies.cuh"
@@ -195,6 +196,25 @@ struct Route {
     uint32_t begin_part, end_part; // of the row, in this warp's share
 };
 
+template <Config C>
+__device__ __forceinline__ plan::ExpertBlocks blocks_of(const Context& ctx, int expert) {
+    const uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C)) + expert;
+    return {C, static_cast<int>(words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert]),
+        static_cast<int>(first_block[1] - first_block[0])};
+}
+
+// The place of an expert's row that is number `row` counted from the start of its first block.
+template <Config C>
+__device__ __forceinline__ uint32_t pool_row(const Context& ctx, int expert, uint32_t row) {
+    if constexpr (!plan::has_widths(C)) {
+        return row;
+    } else {
+        const uint32_t first =
+            words_at(ctx, plan::roles_memory::first_block_offset(C))[expert] * C.routed_tile.num_tokens;
+        return first + blocks_of<C>(ctx, expert).place_of(static_cast<int>(row - first));
+    }
+}
+
 // Finds pool rows of the 32 routes from `first` on, whose words are in `share`, and notes their RowInfo. Ranks inside
 // the warp's share follow the order of the routes: equal experts are matched across the lanes, the lowest lane moves
 // the cursor.
@@ -215,7 +235,7 @@ __device__ __forceinline__ Route place_route(
     const uint32_t num_before = __popc(same & ((1u << ctx.lane_idx) - 1));
     uint32_t* next = cursors<C>(ctx, self.warp) + expert;
     if (route.valid)
-        route.pool_row = *next + num_before;
+        route.pool_row = pool_row<C>(ctx, expert, *next + num_before);
     __syncwarp();
     if (route.valid && num_before == 0)
         *next += __popc(same);
@@ -286,7 +306,8 @@ struct PoolRows {
         for (; row < first_block[C.shape.num_local_experts()] * tile; row += num_units) {
             while (first_block[expert + 1] * tile <= row) // the last entry exceeds every row
                 ++expert;
-            if (row - first_block[expert] * tile < words_at(ctx, plan::roles_memory::num_rows_offset(C))[expert])
+            const int block = static_cast<int>(row / tile - first_block[expert]);
+            if (static_cast<int>(row % tile) < blocks_of<C>(ctx, expert).num_rows_of(block))
                 return true;
         }
         return false;
@@ -322,6 +343,8 @@ __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const D
 template <Config C>
 __device__ __forceinline__ void gather(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
     const uint32_t num_routes = 2 * words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
+    if constexpr (plan::has_widths(C)) // blocks of experts, which warp 0 has noted
+        dispatch_barrier();
     if (num_routes <= kMaxDirectRoutes ||
         share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units) {
         place_share<C, true>(ctx, self, share);

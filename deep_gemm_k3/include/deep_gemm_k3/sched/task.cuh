@@ -10,6 +10,7 @@
 //   shared: row tile, token block, split (innermost);  routed: expert, row tile, token block of the expert, split.
 #pragma once
 #include "../config.cuh"
+#include "../plan/pool_rows.cuh"
 #include "../plan/roles_memory.cuh"
 #include "../sync/pair.cuh"
 #include "../sync/wait.cuh"
@@ -254,8 +255,8 @@ class TaskIterator {
         task.expert = low;
         task.block = begin + block_of_expert;
         task.row_tile = index / num_blocks * C.num_cluster_ctas + rank_in_cluster();
-        task.num_valid_tokens = min(
-            C.routed_tile.num_tokens, static_cast<int>(num_rows()[low]) - block_of_expert * C.routed_tile.num_tokens);
+        task.num_valid_tokens =
+            plan::ExpertBlocks(C, static_cast<int>(num_rows()[low]), num_blocks).num_rows_of(block_of_expert);
     }
 
     const Context& ctx_;

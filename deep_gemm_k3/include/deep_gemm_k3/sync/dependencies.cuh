@@ -86,8 +86,8 @@ __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Depe
 // ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a
 // barrier
 template <Config C>
-__device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block) {
-    ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), 1);
+__device__ __forceinline__ void arrive_block_l1_done(const sched::Context& ctx, int block, int num_warpgroups = 1) {
+    ptx::red_release_gpu_add(block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, block), num_warpgroups);
 }
 template <Config C>
 __device__ __forceinline__ void arrive_shared_l1_done(const sched::Context& ctx, int block) {

@@ -1,10 +1,11 @@
 // The math warpgroups: for every task the mainloop, then the tile's sink. They only ever wait for the ring.
 //
 //   per task:  first stage arrives, record ->
-//              routed: row information -> mainloop -> [splits] -> to_pool (L1) | to_peer (L2)
+//              routed: row information -> mainloop -> [splits] -> to_pool or exchange (L1) | to_peer (L2)
 //              shared:                    mainloop -> [splits] -> intermediate (L1) | output or publication (L2)
 #pragma once
 #include "../../debug/timeline.cuh"
+#include "../../epilogue/exchange.cuh"
 #include "../../epilogue/split.cuh"
 #include "../../epilogue/to_peer.cuh"
 #include "../../epilogue/to_pool.cuh"
@@ -14,9 +15,39 @@
 
 namespace deep_gemm_k3::engine {
 
+// Without an exchange the math warps finish every tile themselves.
+struct NoExchange {
+    static constexpr bool has_failed = false;
+    __device__ __forceinline__ explicit NoExchange(const uint8_t*) {}
+};
+template <bool kHasExchange, Config C>
+struct SelectExchange {
+    using Type = NoExchange;
+};
+template <Config C>
+struct SelectExchange<true, C> {
+    using Type = epilogue::ExchangeWriter<C>;
+};
+template <Config C>
+using ExchangeOf = typename SelectExchange<plan::has_exchange(C), C>::Type;
+
+// The narrowest mainloop that has the task's tokens.
+template <Config C, int kWidth>
+__device__ __forceinline__ void run_mainloop(const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline,
+    typename RoutedMainloop<C>::Accumulators& acc) {
+    constexpr int kNarrower = kWidth - plan::kWidthStep;
+    if constexpr (kNarrower >= plan::least_width(C)) {
+        if (record.task.num_valid_tokens <= kNarrower) {
+            run_mainloop<C, kNarrower>(ctx, record, pipeline, acc);
+            return;
+        }
+    }
+    RoutedMainloop<C, kWidth>().run(ctx, pipeline, record.num_stages, acc);
+}
+
 template <Config C>
 __device__ __forceinline__ void consume_routed(
-    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline) {
+    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline, ExchangeOf<C>& exchange) {
     const sched::Task& task = record.task;
     using Mainloop = RoutedMainloop<C>;
     const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
@@ -26,29 +57,36 @@ __device__ __forceinline__ void consume_routed(
         Mainloop().skip(ctx, pipeline, record.num_stages);
         return;
     }
-    epilogue::TokenRows<Mainloop::kTokens> rows;
+    epilogue::TokenRows<Mainloop::kTileTokens> rows;
     typename Mainloop::Accumulators acc;
     // The first stage has arrived, and whoever gathered its tokens wrote their row information before.
-    if (is_l1)
-        epilogue::ToPool<C>(ctx).load_rows(task, rows);
-    else
+    if (!is_l1)
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
-    Mainloop().run(ctx, pipeline, record.num_stages, acc);
+    else if constexpr (!plan::has_exchange(C))
+        epilogue::ToPool<C>(ctx).load_rows(task, rows);
+    run_mainloop<C, C.routed_tile.num_tokens>(ctx, record, pipeline, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
     if constexpr (epilogue::can_split(C.routed_tile) && (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1)) {
         using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
             return;
     }
-    if (is_l1)
+    if constexpr (plan::has_exchange(C)) {
+        if (is_l1) {
+            exchange.send(task, acc);
+            return;
+        }
+        exchange.wait_empty();
+    } else if (is_l1) {
         epilogue::ToPool<C>(ctx).finish(task, rows, acc);
-    else
-        epilogue::ToPeer<C>(ctx).finish(task, rows, acc);
+        return;
+    }
+    epilogue::ToPeer<C>(ctx).finish(task, rows, acc);
 }
 
 template <Config C>
 __device__ __forceinline__ void consume_shared(
-    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline) {
+    const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline, ExchangeOf<C>& exchange) {
     const sched::Task& task = record.task;
     using Mainloop = SharedMainloop<C>;
     typename Mainloop::Accumulators acc;
@@ -67,6 +105,8 @@ __device__ __forceinline__ void consume_shared(
         if constexpr (epilogue::can_split(C.shared_tile) && C.splits.shared_l2 > 1)
             if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
                 return;
+        if constexpr (plan::has_exchange(C))
+            exchange.wait_empty();
         epilogue::SharedToOutput<C>(ctx).finish(task, acc);
     }
 }
@@ -75,6 +115,7 @@ __device__ __forceinline__ void consume_shared(
 template <Config C>
 __device__ __forceinline__ void consume(const sched::Context& ctx) {
     Pipeline<C> pipeline(ctx.shared);
+    ExchangeOf<C> exchange(ctx.shared);
 #pragma unroll 1
     while (true) {
         pipeline.wait_full();
@@ -83,12 +124,14 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
             break;
         debug::mark(ctx, debug::Event::kTask, debug_argument(record.task));
         if (!sched::is_shared(record.task.phase))
-            consume_routed<C>(ctx, record, pipeline);
+            consume_routed<C>(ctx, record, pipeline, exchange);
         else if constexpr (C.has_shared())
-            consume_shared<C>(ctx, record, pipeline);
+            consume_shared<C>(ctx, record, pipeline, exchange);
         debug::mark(ctx, debug::Event::kFinished);
     }
-    if (pipeline.has_failed)
+    if constexpr (plan::has_exchange(C))
+        exchange.finish();
+    if (pipeline.has_failed || exchange.has_failed)
         sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kMath, sync::What::kStage, pipeline.stage}, 0, 0);
 }
 

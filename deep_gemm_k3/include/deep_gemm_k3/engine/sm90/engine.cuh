@@ -19,6 +19,8 @@ struct EngineSM90 {
     static __device__ __forceinline__ void initialize(const Params& params, const uint8_t* shared) {
         if (threadIdx.x != 0)
             return;
+        if constexpr (plan::has_exchange(C))
+            epilogue::Exchange<C>(shared).initialize();
         init_pipeline<C>(shared);
         if constexpr (C.has_shared()) {
             ptx::prefetch_tensor_map(&params.maps.x);
@@ -29,6 +31,11 @@ struct EngineSM90 {
     }
     static __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIterator<C>& tasks) {
         engine::produce<C>(ctx, tasks);
+    }
+    // For the dispatch warps, once they have nothing else to do.
+    static __device__ __forceinline__ void assist(const sched::Context& ctx, uint32_t warp) {
+        if constexpr (plan::has_exchange(C))
+            epilogue::ExchangeReader<C>(ctx, warp).run();
     }
     // Returns when all stores of the calling thread's tiles have been issued.
     static __device__ __forceinline__ void consume(const sched::Context& ctx) { engine::consume<C>(ctx); }

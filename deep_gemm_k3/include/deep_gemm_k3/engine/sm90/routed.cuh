@@ -13,15 +13,15 @@
 
 namespace deep_gemm_k3::engine {
 
-template <Config C>
+template <Config C, int kTokens = C.routed_tile.num_tokens>
 struct RoutedMainloop {
-    static constexpr int kTokens = C.routed_tile.num_tokens;
+    static constexpr int kTileTokens = C.routed_tile.num_tokens;
     static constexpr int kNumBlocks = C.routed_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
-    static constexpr int kNumAccumulators = kTokens / 2;                                                // per block
+    static constexpr int kNumAccumulators = kTileTokens / 2;                                            // per block
     static constexpr int kBlocksPerStage = 4;                                                           // k32 blocks
     // Registers decide both: two CTAs per SM leave 96, 128 tokens take 128 for the accumulators.
-    static constexpr int kGroupBlocks = kTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
-    static constexpr bool kPrefetch = kTokens < 128 && C.num_ctas_per_sm == 1;
+    static constexpr int kGroupBlocks = plan::has_widths(C) || kTileTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
+    static constexpr bool kPrefetch = kTileTokens < 128 && C.num_ctas_per_sm == 1;
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
     static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
 
@@ -75,17 +75,21 @@ struct RoutedMainloop {
         }
     }
 
+    // The accumulators of the tokens that are multiplied.
+    static __device__ __forceinline__ float (&used(float (&acc)[kNumAccumulators]))
+        [kTokens / 2] { return reinterpret_cast<float (&)[kTokens / 2]>(acc); }
+
     template <int kGroup>
-    __device__ __forceinline__ void multiply(
-        ptx::WgmmaDescriptor stage, Fragments& fragments, Accumulators& acc) const {
+    __device__ __forceinline__
+        void multiply(ptx::WgmmaDescriptor stage, Fragments& fragments, Accumulators& acc) const {
         ptx::wgmma_fence();
 #pragma unroll
         for (int j = 0; j < 2 * kGroupBlocks; ++j) {
             const int step = kGroup * kGroupBlocks * 2 + j; // k16 step of the stage
-            const uint64_t tokens = stage.at(step / 4 * kTokens * 128 + step % 4 * 32);
+            const uint64_t tokens = stage.at(step / 4 * kTileTokens * 128 + step % 4 * 32);
 #pragma unroll
             for (int m = 0; m < kNumBlocks; ++m)
-                ptx::Wgmma<kTokens>::from_registers(acc[m], &fragments[m][4 * j], tokens);
+                ptx::Wgmma<kTokens>::from_registers(used(acc[m]), &fragments[m][4 * j], tokens);
         }
         ptx::wgmma_commit();
     }
