@@ -9,6 +9,7 @@ inline constexpr char kSleeps[] = "sleeps"; // Wait::what of one that has looked
 void exec_exit(Warp& w, const Inst& in, u32 m);
 void exec_label(Warp& w, const Inst& in, u32 m);
 void exec_reconverge(Warp& w, const Inst& in, u32 m);
+void exec_warp_barrier(Warp& w, const Inst& in, u32 m);
 
 template <class T>
 using Cell = std::conditional_t<sizeof(T) == 8, u64, u32>;

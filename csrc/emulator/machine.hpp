@@ -100,6 +100,7 @@ struct LaneGroups {
 struct Meeting {
     u32 pc, want, arrived;
     std::vector<Split*> waiting;
+    bool anywhere = false; // whatever the others' pc
 };
 
 // What a warp knows of its program's watched registers.
@@ -231,6 +232,7 @@ struct Launch {
     bool is_started = false, is_ended = false;
     std::vector<std::unique_ptr<Cluster>> clusters;
     std::vector<std::unique_ptr<Cta>> ctas;
+    u64 count_effects() const; // changes whenever one of its warps does more than look
 };
 
 struct Finding {
@@ -282,7 +284,14 @@ struct Machine {
     void cta_exit_check(Warp& w);
     // Nobody is ready and no asynchronous work is left: lets pollers look once more; false when that has not helped.
     bool quiet_round(u32& rounds);
-    std::string deadlock_text(); // who waits, and on what
+    // A cluster whose warps wait for each other alone, so that nothing outside it can ever help them; null: there is
+    // none. To be asked when nobody is ready and no asynchronous work is left.
+    Cluster* dead_end();
+    // Who waits, and on what: of the cluster, or of all.
+    std::string deadlock_text(const Cluster* of = nullptr);
+    // Lanes that wait for diverged lanes of their own warp go on alone: independent thread scheduling promises them
+    // progress. Of the cluster, or of all; false when there are none.
+    bool release_meetings_softly(const Cluster* of = nullptr);
 
   private:
     bool launch_ended = true; // or none has begun yet
@@ -293,7 +302,7 @@ struct Machine {
     void run_warp(Warp& w);
     Split* pick_split(Warp& w);
     void complete_async(size_t index);
-    bool release_meetings_softly();
+    bool release_crossed(Warp& w); // lanes that wait where they diverged for lanes that wait for them elsewhere
     void retire(Warp& w);
     bool admit_next(); // the first launch of every rank that has none running; false when all have ended
 };

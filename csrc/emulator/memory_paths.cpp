@@ -88,10 +88,13 @@ bool meet(Warp& w, const Inst& in, u32 m, u32 members, u32& together) {
         together = m;
         return true;
     }
-    u32 pc = w.pc - 1;
+    const u32 pc = w.pc - 1;
+    // Lanes may come to a warp's barrier from different places; other instructions are executed by all of them at once.
+    const bool anywhere = in.run == exec_warp_barrier;
     for (size_t i = 0; i < w.meetings.size(); ++i) {
         Meeting& meeting = w.meetings[i];
-        if (meeting.pc != pc || !(meeting.want & m))
+        bool is_same = meeting.pc == pc || (anywhere && meeting.anywhere && meeting.want == want);
+        if (!is_same || !(meeting.want & m))
             continue;
         meeting.arrived |= m;
         bool is_new = true;
@@ -102,7 +105,7 @@ bool meet(Warp& w, const Inst& in, u32 m, u32 members, u32& together) {
             for (Split* split : meeting.waiting) {
                 if (split == w.current)
                     continue;
-                split->pc = pc + 1;
+                ++split->pc;
                 w.machine->wake(&w, split);
             }
             w.meetings.erase(w.meetings.begin() + static_cast<std::ptrdiff_t>(i));
@@ -113,7 +116,7 @@ bool meet(Warp& w, const Inst& in, u32 m, u32 members, u32& together) {
         w.block("waits for the other lanes of its warp", meeting.want & ~meeting.arrived, 0);
         return false;
     }
-    w.meetings.push_back({pc, want, m, {w.current}});
+    w.meetings.push_back({pc, want, m, {w.current}, anywhere});
     w.block("waits for the other lanes of its warp", want & ~m, 0);
     return false;
 }

@@ -13,7 +13,6 @@ using Table = std::unordered_map<std::string, BuildFunction>;
 void build_float(Builder& b);     // add, sub, mul, ... with a floating-point type
 void build_half(Builder& b);      // the same for f16, bf16 and their pairs
 void build_red_async(Builder& b); // red.async, in the asynchronous family
-void exec_warp_barrier(Warp& w, const Inst& in, u32 m);
 void register_control(Table& table);
 void register_integer(Table& table);
 void register_bits(Table& table);

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "exec.hpp"
-#include "mbarrier.hpp"
 #include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
@@ -107,27 +106,6 @@ void Machine::unpark_all(bool by_time) {
             split->wait.timed_out = true;
             wake(warp, split);
         }
-}
-
-// Lanes that wait for diverged lanes of their own warp go on alone: independent thread scheduling promises them
-// progress.
-bool Machine::release_meetings_softly() {
-    bool released = false;
-    for (auto& launch : launches)
-        for (auto& cta : launch->ctas)
-            for (auto& warp : cta->warps)
-                for (auto& node : warp->nodes) {
-                    if (!node->arrived || node->arrived == node->expected)
-                        continue;
-                    u32 lanes = node->arrived;
-                    node->expected &= ~lanes;
-                    node->arrived = 0;
-                    Split* split = warp->new_split(node->rpc, lanes, node->parent);
-                    split->state = SplitState::Blocked;
-                    wake(warp.get(), split);
-                    released = true;
-                }
-    return released;
 }
 
 bool Machine::quiet_round(u32& rounds) {
@@ -273,6 +251,8 @@ bool Machine::step() {
     bool is_ready = false;
     for (auto& split : warp->splits)
         is_ready |= split->state == SplitState::Ready;
+    if (!is_ready && !warp->meetings.empty() && release_crossed(*warp))
+        is_ready = true;
     if (!is_ready) {
         for (at = std::min(at, runnable.size() - 1); runnable[at] != warp;)
             at = (at + 1) % runnable.size();
@@ -325,49 +305,6 @@ std::string Machine::who(const Warp& w) const {
     std::string out = "rank " + std::to_string(cta.launch->rank) + " CTA " + triple(cta.id) + " warp " +
                       std::to_string(w.index) + " lanes " + hex(w.mask);
     return out + " at " + w.program->where(w.pc ? w.pc - 1 : 0);
-}
-
-namespace {
-
-std::string wait_text(const Warp& w, const Split& split) {
-    if (split.state == SplitState::Parked)
-        return "polls memory that does not change";
-    if (!split.wait.what)
-        return "waits";
-    std::string what = split.wait.what;
-    if (what == kWaitsForMbarrier) {
-        Cta* cta = w.cta->cluster->ctas[split.wait.object >> 24];
-        return "waits for phase " + std::to_string(split.wait.token) + " of " +
-               mbarrier_text(*cta, static_cast<u32>(split.wait.object & 0xffffff));
-    }
-    return split.wait.object ? what + " " + hex(split.wait.object) : what;
-}
-
-} // namespace
-
-std::string Machine::deadlock_text() {
-    std::string out = "no warp can go on\n";
-    u32 shown = 0, hidden = 0;
-    auto show = [&](Warp& w, const Split& split) {
-        bool waits = split.state == SplitState::Blocked || split.state == SplitState::Parked;
-        if (!waits || !w.live)
-            return;
-        if (++shown > 64) {
-            ++hidden;
-            return;
-        }
-        w.mask = split.mask;
-        w.pc = split.pc + (split.state == SplitState::Blocked ? 1 : 0);
-        out += "  " + who(w) + ": " + wait_text(w, split) + "\n";
-    };
-    for (auto& launch : launches)
-        for (auto& cta : launch->ctas)
-            for (auto& warp : cta->warps)
-                for (auto& split : warp->splits)
-                    show(*warp, *split);
-    if (hidden)
-        out += "  and " + std::to_string(hidden) + " more\n";
-    return out;
 }
 
 void Machine::report(const std::string& kind, const std::string& text) {

@@ -17,6 +17,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr u32 kRestsBetweenLooks = 32;
+// A kernel whose waits have a limit has long given up after so many of them; one that still polls never will.
+constexpr int kLimits = 4;
+constexpr auto kSlack = std::chrono::seconds(2);
+
 struct Kernel {
     std::unique_ptr<Module> module;
     std::shared_ptr<ModuleInstance> instance;
@@ -47,6 +52,9 @@ struct Job {
     Launch* launch = nullptr;
     bool done = false;
     std::string error;
+    Clock::duration limit{};                      // of its own waits; zero: it names none
+    u64 effects = 0;                              // of its warps when it was last looked at
+    Clock::time_point last_effect = Clock::now(); // when that was seen to change
 };
 
 class Service {
@@ -67,6 +75,7 @@ class Service {
     void launch(s64 handle, const jit::LaunchRequest& request) {
         Job job;
         job.world = request.world, job.num_ranks = request.num_ranks_here;
+        job.limit = std::chrono::nanoseconds(request.timeout_ns);
         std::unique_lock lock(mutex_);
         Kernel& kernel = *kernels_.at(static_cast<size_t>(handle - 1));
         job.pending = make(kernel, request);
@@ -89,9 +98,10 @@ class Service {
             throw std::runtime_error("emulator: " + job.error);
     }
 
-    void configure(const Options& options) {
+    void configure(const Options& options, u64 patience_ns) {
         const std::lock_guard lock(mutex_);
         chosen_ = std::make_unique<Options>(options);
+        patience_ = std::chrono::nanoseconds(patience_ns);
     }
 
     std::string report() {
@@ -150,6 +160,8 @@ class Service {
     std::vector<std::string> recorded_;
     Machine machine_{Options{}};
     u32 rounds_ = 0; // without progress while nobody outside could help
+    u32 rests_ = 0;
+    Clock::duration patience_{}; // zero: by the limits of the jobs
     std::vector<std::function<void(Observer&)>> told_;
     std::unique_ptr<Options> chosen_; // taken over when nothing runs
 
@@ -189,9 +201,10 @@ class Service {
                 return fail(error);
             finish_done();
             if (is_quiet && !mine.done && !has_news_) {
-                if (!is_closed())
-                    rest(lock);
-                else if (!machine_.quiet_round(rounds_))
+                if (!is_closed()) {
+                    const std::string stuck = rests_++ % kRestsBetweenLooks ? "" : stuck_text();
+                    stuck.empty() ? rest(lock) : fail("deadlock: " + stuck);
+                } else if (!machine_.quiet_round(rounds_))
                     fail("deadlock: " + machine_.deadlock_text());
             }
         }
@@ -264,6 +277,25 @@ class Service {
         });
     }
 
+    // Why waiting longer is of no use although somebody outside could still write to memory; empty when it may be.
+    std::string stuck_text() {
+        if (Cluster* cluster = machine_.dead_end())
+            return machine_.release_meetings_softly(cluster) ? "" : machine_.deadlock_text(cluster);
+        const auto now = Clock::now();
+        for (Job* job : running_) {
+            const u64 effects = job->launch->count_effects();
+            if (effects != job->effects)
+                job->effects = effects, job->last_effect = now;
+            const auto limit = patience_.count() ? patience_ : job->limit * kLimits + kSlack;
+            if (now - job->last_effect < limit || (!patience_.count() && !job->limit.count()))
+                continue;
+            job->last_effect = now;
+            if (!machine_.release_meetings_softly())
+                return machine_.deadlock_text();
+        }
+        return "";
+    }
+
     // Others may still be on their way to launch, or write from another process: yield the core, let time pass as it
     // does outside, and let everybody who polls look again. The kernels' own limits end a wait that nobody answers.
     void rest(std::unique_lock<std::mutex>& lock) {
@@ -310,13 +342,14 @@ thread_local std::string answer;
 
 } // namespace deep_gemm_k3::emulator
 
-EXPORT void emulator_service_configure(uint64_t seed, int adversary, int races, uint32_t quantum) {
+EXPORT void emulator_service_configure(
+    uint64_t seed, int adversary, int races, uint32_t quantum, uint64_t patience_ns) {
     deep_gemm_k3::emulator::Options options;
     options.seed = seed;
     options.adversary = static_cast<deep_gemm_k3::emulator::Adversary>(adversary);
     options.races = races != 0;
     options.quantum = quantum ? quantum : options.quantum;
-    deep_gemm_k3::emulator::service().configure(options);
+    deep_gemm_k3::emulator::service().configure(options, patience_ns);
 }
 
 EXPORT const char* emulator_service_report() {

@@ -26,6 +26,7 @@ struct LaunchRequest {
     // ranks there are if all of them launch from this process; else 0.
     uint64_t world = 0;
     uint32_t rank = 0, num_ranks_here = 0;
+    uint64_t timeout_ns = 0;  // emulator only: the longest that a wait of the kernel lasts; 0: it has no limit
     bool cooperative = false; // all CTAs start together, or the driver refuses
     bool dependent = false;   // programmatic dependent launch: the kernel itself waits for its predecessor
 };

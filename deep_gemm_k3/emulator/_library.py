@@ -43,7 +43,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emulator_service_own": (None, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]),
     "emulator_service_trace": (ctypes.c_char_p, []),
     "emulator_report": (ctypes.c_char_p, [ctypes.c_void_p]),
-    "emulator_service_configure": (None, [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]),
+    "emulator_service_configure": (
+        None,
+        [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64],
+    ),
     "emulator_service_report": (ctypes.c_char_p, []),
     "emulator_service_record": (None, [ctypes.c_int]),
     "emulator_service_recorded": (ctypes.c_char_p, []),

@@ -21,11 +21,19 @@ from deep_gemm_k3.emulator.device import ADVERSARIES
 PACKAGE_ROLES = "math*8,producer,dispatch*3,issue"
 
 
-def configure(seed: int = 0, adversary: str = "random", race_detection: bool = False, quantum: int = 0) -> None:
-    """Chooses the schedule of later calls. No call may be running."""
+def configure(
+    seed: int = 0, adversary: str = "random", race_detection: bool = False, quantum: int = 0, patience_s: float = 0.0
+) -> None:
+    """Chooses the schedule of later calls. No call may be running.
+
+    A kernel that waits for ranks outside this process, or not yet in a call, is given up as deadlocked when it has had no
+    effect for ``patience_s``; 0: for four times the time-out of its call, and some more.
+    """
     if adversary not in ADVERSARIES:
         raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
-    library().emulator_service_configure(seed, ADVERSARIES.index(adversary), int(race_detection), quantum)
+    library().emulator_service_configure(
+        seed, ADVERSARIES.index(adversary), int(race_detection), quantum, int(patience_s * 1e9)
+    )
 
 
 @cache

@@ -266,6 +266,7 @@ void launch_kernel(runtime::Buffer& buffer, const Plan& plan, const Call& call) 
     } else {
         request.world = reinterpret_cast<uint64_t>(buffer.bases[0]);
         request.rank = static_cast<uint32_t>(buffer.spec.rank);
+        request.timeout_ns = buffer.spec.timeout_ns;
         const uint32_t num_ranks = static_cast<uint32_t>(buffer.spec.shape.num_ranks);
         request.num_ranks_here = runtime::num_local_ranks(buffer) == num_ranks ? num_ranks : 0;
     }
