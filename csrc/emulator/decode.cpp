@@ -1,3 +1,5 @@
+#include <set>
+
 #include "decode.hpp"
 
 namespace deep_gemm_k3::emulator {
@@ -149,8 +151,9 @@ const Variable* Decoder::find_variable(u32 scope, const std::string& name, u64& 
     if (found == syntax_.variable_index.end())
         return nullptr;
     const Variable& variable = syntax_.variables[found->second];
-    address = variable.is_external ? round_up(program_->static_shared, std::max<u64>(variable.align, 16))
-                                   : layout_.address[found->second];
+    address = variable.space != Space::Shared ? layout_.address[found->second]
+              : variable.is_external          ? program_->dynamic_base
+                                              : shared_address_.at(found->second);
     return &variable;
 }
 
@@ -164,8 +167,37 @@ u32 Decoder::find_label(const Statement& statement, const std::string& name) con
     throw PtxError(statement.line, "unknown label '" + name + "'");
 }
 
+namespace {
+
+void collect_names(const Operand& operand, std::set<std::string>& names) {
+    if (!operand.name.empty())
+        names.insert(operand.name);
+    for (const Operand& part : operand.parts)
+        collect_names(part, names);
+}
+
+} // namespace
+
+// A CTA holds the module's shared variables that its kernel names, then those of the body, then dynamic shared memory,
+// where the strictest of the kernel's external arrays puts it.
 void Decoder::layout_variables() {
-    u64 shared = layout_.shared_bytes, local = 0;
+    std::set<std::string> names;
+    for (const Statement& statement : function_.statements)
+        for (const Operand& operand : statement.operands)
+            collect_names(operand, names);
+    u64 shared = kSharedReserved, local = 0, dynamic_align = 16;
+    for (u32 i = 0; i < syntax_.variables.size(); ++i) {
+        const Variable& variable = syntax_.variables[i];
+        if (variable.space != Space::Shared || !names.count(variable.name))
+            continue;
+        if (variable.is_external) {
+            dynamic_align = std::max<u64>(dynamic_align, variable.align);
+            continue;
+        }
+        shared = round_up(shared, std::max<u64>(variable.align, 1));
+        shared_address_[i] = shared;
+        shared += variable.size;
+    }
     for (const Variable& variable : function_.variables) {
         u64& offset = variable.space == Space::Shared ? shared : local;
         offset = round_up(offset, variable.align);
@@ -175,6 +207,7 @@ void Decoder::layout_variables() {
             throw PtxError(variable.line, "a .global or .const variable inside a function is not modelled");
     }
     program_->static_shared = static_cast<u32>(shared);
+    program_->dynamic_base = static_cast<u32>(round_up(shared, dynamic_align));
     program_->local_bytes = static_cast<u32>(round_up(local, 16));
     if (!function_.params.empty())
         program_->param_bytes = static_cast<u32>(function_.params.back().address + function_.params.back().size);

@@ -11,9 +11,8 @@
 namespace deep_gemm_k3::emulator {
 
 struct ModuleLayout {
-    std::vector<u64> address;           // per module variable: offset in its space
-    u64 global_bytes = 0;               // .global and .const together
-    u32 shared_bytes = kSharedReserved; // end of module-level static shared variables
+    std::vector<u64> address; // per .global or .const variable of the module: offset
+    u64 global_bytes = 0;     // .global and .const together
 };
 
 enum class RowClass : u8 { Pred, Word, Double, Quad };
@@ -112,6 +111,7 @@ class Decoder {
     std::vector<Touch> touches_;
     std::vector<u32> label_pc_;         // per statement: pc of the label
     std::vector<u64> variable_address_; // per function variable
+    std::map<u32, u64> shared_address_; // per static shared variable of the module that the function names
     std::map<std::pair<u8, std::pair<u64, u64>>, Ref> constant_rows_;
     std::map<std::pair<std::pair<Special, bool>, u64>, Ref> special_rows_;
     u32 fixed_bytes_ = 64; // registers start after the fixed rows; offset 0 stays unused

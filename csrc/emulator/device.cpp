@@ -39,15 +39,9 @@ std::string json_text(const std::string& text) {
 
 Module::Module(const std::string& text) : syntax_(parse_ptx(text)) {
     for (const Variable& variable : syntax_->variables) {
-        bool is_shared = variable.space == Space::Shared;
-        u64 offset = is_shared ? layout_.shared_bytes : layout_.global_bytes;
-        offset = round_up(offset, std::max<u64>(variable.align, 1));
+        u64 offset = round_up(layout_.global_bytes, std::max<u64>(variable.align, 1));
         layout_.address.push_back(offset);
-        if (variable.is_external)
-            continue;
-        if (is_shared)
-            layout_.shared_bytes = static_cast<u32>(offset + variable.size);
-        else
+        if (variable.space != Space::Shared && !variable.is_external) // a kernel lays out shared variables itself
             layout_.global_bytes = offset + variable.size;
     }
 }

@@ -109,6 +109,7 @@ struct Program {
     std::vector<SpecialRow> specials; // rows the machine fills when a warp starts
     u32 register_bytes = 0;
     u32 static_shared = 0; // end of static shared variables, from address 0
+    u32 dynamic_base = 0;  // where dynamic shared memory begins
     u32 local_bytes = 0;
     u32 param_bytes = 0;
     u32 cta_group = 0;                      // of all its tcgen05 instructions; 0: it has none

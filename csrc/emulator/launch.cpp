@@ -37,7 +37,7 @@ void Machine::start_cluster(Launch& launch, u64 number) {
         u32 at[3] = {rank % size[0], rank / size[0] % size[1], rank / size[0] / size[1]};
         for (int i = 0; i < 3; ++i)
             cta->id[i] = cluster->id[i] * size[i] + at[i];
-        u32 bytes = (launch.program->static_shared + 15) / 16 * 16 + launch.dynamic_shared;
+        u32 bytes = launch.program->dynamic_base + launch.dynamic_shared;
         cta->shared.resize(bytes, 0);
         cta->written.resize(bytes, 0);
         cta->local.resize(size_t{launch.program->local_bytes} * ((threads + 31) / 32 * 32), 0);

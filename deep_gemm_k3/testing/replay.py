@@ -162,7 +162,7 @@ def _launch(given: dict[str, Any], modules: dict[str, Module]) -> Launch:
 
 @contextmanager
 def on_emulator(**options: Any) -> Iterator[None]:
-    """CPU calls go to the emulator for a while."""
+    """CPU calls go to the emulator, with these options for a while."""
     from .. import _extension
 
     _extension.ops().set_cpu_route("emulator")
@@ -170,7 +170,6 @@ def on_emulator(**options: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _extension.ops().set_cpu_route("oracle")
         service.configure()
 
 
