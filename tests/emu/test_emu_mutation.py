@@ -32,6 +32,7 @@ BLACKWELL_KINDS = {
     "barriers of the pair": (r"barrier\.cluster\.(?:arrive|wait)[.\w]*;", ""),
     "arrivals at the leader": (r"mbarrier\.arrive\.release\.cluster[.:\w]* _, \[%r\d+\];", ""),
     "copies of scales": (r"tcgen05\.cp[.:\w]* [^;]*;", ""),
+    "claims told to the pair": (r"st\.relaxed\.cluster[.:\w]* [^;]*;", ""),
 }
 PATTERNS = KINDS | BLACKWELL_KINDS
 CASES = [("sm_90a", kind) for kind in KINDS] + [("sm_100a", kind) for kind in PATTERNS]
