@@ -60,6 +60,8 @@ void exec_arrive(Warp& w, const Inst& in, u32 m) {
         u32 count = expects || !operand ? 1 : operand[i];
         u64 state = mbarrier_arrive(
             *w.machine, *at.cta, at.offset, count, expects ? static_cast<s32>(operand[i]) : 0, in.mode & kDrop);
+        if ((in.mode & kNoComplete) && mbarrier_phase(*w.machine, *at.cta, at.offset) != ((state >> 63) != 0))
+            throw Fault("mbarrier", "an arrival with .noComplete ends the phase: " + mbarrier_text(*at.cta, at.offset));
         if (in.mode & kReturns)
             w.row<u64>(in.dst)[i] = state;
     }

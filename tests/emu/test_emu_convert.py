@@ -203,3 +203,73 @@ def test_cvt_pack() -> None:
         np.uint32
     )
     assert np.array_equal(halves, want)
+
+
+FOUR_BITS = (2, 1, 1, 7)
+
+
+@pytest.mark.parametrize("name", ["e2m1x2", "e2m3x2", "e3m2x2"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_from_less_than_eight_bits_every_code(name: str, relu: bool) -> None:
+    e, m, bias, largest = FOUR_BITS if name == "e2m1x2" else NARROW[name]
+    width = 4 if name == "e2m1x2" else 8
+    each = np.arange(2 * (largest + 1))
+    codes = (each[:, None] << width | each[::-1][None]).ravel().astype(np.uint16)
+    source = "cvt.u8.u16 %low, %a0; " if width == 4 else ""
+    text = f"{source}cvt.rn.{'relu.' if relu else ''}f16x2.{name} %d0, {'%low' if width == 4 else '%a0'};"
+    (got,) = one_op(text, np.uint32, [codes], target="sm_100a", registers=".reg .b8 %low;")
+    have = got.view(np.float16).reshape(-1, 2)
+    values = np.array([minifloat(c, e, m, bias) for c in range(2 * (largest + 1))])
+    if relu:
+        values = np.maximum(values, 0)
+    mask = (1 << width) - 1
+    assert np.array_equal(have[:, 1], values[codes >> width]) and np.array_equal(have[:, 0], values[codes & mask])
+
+
+def test_to_four_bits_is_the_nearest_code() -> None:
+    a, b = wild(), wild()[::-1].copy()
+    registers = ".reg .b8 %low;"
+    for relu in ("", ".relu"):
+        text = f"cvt.rn.satfinite{relu}.e2m1x2.f32 %low, %a0, %a1; cvt.u16.u8 %d0, %low;"
+        (got,) = one_op(text, np.uint16, [a, b], target="sm_100a", registers=registers)
+        codes = [minifloat(c, *FOUR_BITS[:3]) for c in range(8)]
+        for values, have in ((a, got >> 4), (b, got & 15)):
+            for x, code in zip(values.tolist(), have.tolist(), strict=True):
+                if math.isnan(x):
+                    continue  # the largest number; which sign is not said
+                magnitude = 0.0 if relu and x < 0 else min(abs(x), 6.0)
+                best = min(range(8), key=lambda c: (abs(codes[c] - magnitude), c & 1))
+                assert code & 7 == best and (best == 0 or code >> 3 == (x < 0)), (x, code)
+
+
+@pytest.mark.parametrize("name", ["e4m3x2", "e5m2x2"])
+@pytest.mark.parametrize("relu", ["", ".relu"])
+def test_eight_bits_from_every_half(name: str, relu: str) -> None:
+    dtype, limit = (torch.float8_e4m3fn, 448.0) if name == "e4m3x2" else (torch.float8_e5m2, 57344.0)
+    codes = np.arange(65536, dtype=np.uint16)
+    (got,) = one_op(f"cvt.rn.satfinite{relu}.{name}.f16x2 %d0, %a0;", np.uint16, [codes.view(np.uint32)])
+    x = torch.from_numpy(codes.view(np.int16)).view(torch.float16).float()
+    number = ~x.isnan()
+    want = x.clamp(0 if relu else -limit, limit).to(dtype).view(torch.uint8)
+    have = torch.from_numpy(got.view(np.uint8).copy())
+    zero = number & (x <= 0) if relu else torch.zeros_like(number)
+    assert torch.equal(have[number & ~zero], want[number & ~zero]) and not (have[zero] & 0x7F).any()
+    assert torch.all(have[~number] & 0x7F == 0x7F)
+
+
+@pytest.mark.parametrize(("round_", "up"), [("rz", False), ("rp", True)])
+def test_exponents_from_every_half(round_: str, up: bool) -> None:
+    codes = np.arange(32768, dtype=np.uint16)
+    (got,) = one_op(
+        f"cvt.{round_}.satfinite.ue8m0x2.bf16x2 %d0, %a0;", np.uint16, [codes.view(np.uint32)], target="sm_100a"
+    )
+    for x, code in zip(
+        (codes.astype(np.uint32) << 16).view(np.float32).tolist(), got.view(np.uint8).tolist(), strict=True
+    ):
+        if math.isnan(x):
+            assert code == 255
+        elif x == 0 or math.isinf(x):
+            assert code == (254 if x else 0)
+        else:
+            mantissa, exponent = math.frexp(x)
+            assert code == min(254, max(0, exponent - 1 + 127 + (up and mantissa != 0.5))), x
