@@ -139,8 +139,11 @@ Ref Builder::source_row(const Operand& operand, Type type, RowClass cls, s32& vr
     vreg = decoder_.find_register(s.scope, operand.name);
     if (vreg >= 0)
         return 0;
-    if (const SpecialName* special = find_special(operand.name))
+    if (const SpecialName* special = find_special(operand.name)) {
+        if ((cls == RowClass::Pred) != (special->what == Special::IsExplicitCluster))
+            fail("'" + operand.name + "' is of another type");
         return decoder_.special_row(special->what, cls == RowClass::Double);
+    }
     u64 address = 0;
     bool is_module = false;
     const Variable* variable = decoder_.find_variable(s.scope, operand.name, address, is_module);

@@ -44,6 +44,7 @@ constexpr SpecialName kSpecials[] = {
     {"%cluster_nctaid.z", Special::ClusterNctaidZ, false},
     {"%cluster_ctarank", Special::ClusterCtaRank, false},
     {"%cluster_nctarank", Special::ClusterNctaRank, false},
+    {"%is_explicit_cluster", Special::IsExplicitCluster, false},
     {"%dynamic_smem_size", Special::DynamicSmem, false},
     {"%total_smem_size", Special::TotalSmem, false},
 };

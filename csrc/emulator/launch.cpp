@@ -125,7 +125,7 @@ u64 special_value(const Warp& w, Special what, u32 lane) {
     case Special::ClusterNctaRank:
         return cluster_size;
     case Special::IsExplicitCluster:
-        return cluster_size > 1;
+        return cluster_size > 1 ? kFullMask : 0; // a predicate: one bit per lane
     case Special::DynamicSmem:
         return launch.dynamic_shared;
     case Special::TotalSmem:
