@@ -174,14 +174,14 @@ void write_shared(Cta& cta, u32 offset, const u8* from, u64 bytes) {
     note_shared_write(cta, offset, bytes);
 }
 
-std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what) {
+std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what, bool is_generic) {
     auto op = std::make_unique<AsyncOp>();
     op->cta = w.cta;
     op->what = what;
     op->pc = w.pc - 1;
     op->role = w.role;
     if (w.machine->races)
-        op->stamp = w.machine->races->issue(w);
+        op->stamp = w.machine->races->issue(w), op->stamp->is_generic = is_generic;
     return op;
 }
 

@@ -23,8 +23,8 @@ void reduce_bytes(u8* memory, const u8* values, u64 bytes, ReduceOp op, Type typ
 // Stores bytes into shared memory (already checked) and marks them as written.
 void note_shared_write(Cta& cta, u32 offset, u64 bytes); // by an asynchronous unit
 void write_shared(Cta& cta, u32 offset, const u8* from, u64 bytes);
-void note_async(Warp& w, AsyncOp& op, const u8* p, u64 bytes, bool is_write); // for the race detector
-std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what);
+void note_async(Warp& w, AsyncOp& op, const u8* p, u64 bytes, bool is_write);        // for the race detector
+std::unique_ptr<AsyncOp> new_op(Warp& w, const char* what, bool is_generic = false); // through the generic proxy
 std::vector<Cta*> multicast_targets(Warp& w, u32 mask);
 
 inline u64 extra_address(Warp& w, const Inst& in, u32 at, int lane) {

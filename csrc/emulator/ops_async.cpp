@@ -233,11 +233,13 @@ void exec_copy(Warp& w, const Inst& in, u32 m) {
         count_global(w, source, given, false);
     }
     for (auto& [group, list] : batches) {
-        auto op = new_op(w, "an asynchronous copy");
+        auto op = new_op(w, "an asynchronous copy", true);
         op->group = group;
         op->to_shared = true;
-        for (const SmallCopy& copy : list)
+        for (const SmallCopy& copy : list) {
             note_async(w, *op, copy.cta->shared.data() + copy.offset, copy.size, true);
+            note_async(w, *op, copy.from, copy.source_size, false);
+        }
         op->write = [copies = list] {
             for (const SmallCopy& copy : copies) {
                 u8 data[16] = {};

@@ -23,7 +23,7 @@ void exec_async_store(Warp& w, const Inst& in, u32 m) {
             u64 value = size == 8 ? w.row<u64>(w.extra(in, 4 + k))[lane] : w.row<u32>(w.extra(in, 4 + k))[lane];
             std::memcpy(data->data() + k * size, &value, size);
         }
-        auto op = new_op(w, "an asynchronous store");
+        auto op = new_op(w, "an asynchronous store", true);
         op->to_shared = true;
         note_async(w, *op, to.cta->shared.data() + to.offset, size * n, reduce == ReduceOp::None);
         op->write = [=, &machine] {

@@ -100,7 +100,7 @@ void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& kn
         machine_.report_at(w, "race", std::string(what) + " nothing orders" + scope + ", after " + sites_[old.site]);
         return;
     }
-    bool crosses = !old.is_async && now.is_async;
+    bool crosses = old.is_generic && !now.is_generic;
     if (crosses && get(known.fenced, old.who) < old.clock)
         machine_.report_at(w, "proxy", std::string(what) + " no proxy fence separates, after " + sites_[old.site]);
 }
@@ -124,7 +124,7 @@ void Races::write_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& kn
     if (at.write.clock)
         check(w, at.write, now, known, "two writes that");
     auto check_reader = [&](Mark reader) {
-        reader.is_async = true; // a proxy fence orders writes; reads need the ordering only
+        reader.is_generic = false; // a proxy fence orders writes; reads need the ordering only
         check(w, reader, now, known, "a write after a read that");
     };
     if (at.read.clock)
@@ -149,7 +149,7 @@ void Races::touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_writ
 void Races::access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode) {
     State& mine = state(w);
     bool is_strong = order_of(mode) != Order::Weak || kind == Access::Atomic;
-    Mark now{3 * w.id, get(mine.known.all, 3 * w.id), site(w), is_strong ? scope_of(mode) : Scope::None, false};
+    Mark now{3 * w.id, get(mine.known.all, 3 * w.id), site(w), is_strong ? scope_of(mode) : Scope::None};
     u64 address = reinterpret_cast<u64>(memory);
     if (is_strong && kind != Access::Write)
         synchronise(w, memory, Access::Read, mode); // what is acquired orders this access too
@@ -224,7 +224,7 @@ std::shared_ptr<AsyncStamp> Races::issue(Warp& w) {
 }
 
 void Races::async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write) {
-    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), Scope::None, true};
+    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), Scope::None, true, stamp.is_generic};
     touch(w, reinterpret_cast<u64>(memory), bytes, now, is_write, stamp.at_issue);
 }
 

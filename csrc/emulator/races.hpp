@@ -34,6 +34,7 @@ struct Residence {
 struct AsyncStamp { // of one asynchronous operation
     u32 warp = 0, count = 0;
     Knowledge at_issue;
+    bool is_generic = false;    // through the generic proxy: cp.async, st.async, red.async
     bool follows_issue = false; // it completes what its thread issued before, so all that the thread knew then
 };
 
@@ -67,8 +68,8 @@ class Races {
   private:
     struct Mark {
         u32 who = 0, clock = 0, site = 0;
-        Scope scope = Scope::None; // None: weak
-        bool is_async = false;
+        Scope scope = Scope::None;                // None: weak
+        bool is_async = false, is_generic = true; // is_generic: through the generic proxy
     };
     struct Shadow {
         Mark write, read;
