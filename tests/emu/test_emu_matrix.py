@@ -260,10 +260,12 @@ def test_wgmma_every_swizzle(kind: str, mode: str, in_registers: bool) -> None:
     assert np.array_equal(got, accumulator(a.float() @ b.float().T + c))
 
 
-@pytest.mark.parametrize("n", [8, 16, 24, 64, 72, 128, 192, 256])
+@pytest.mark.parametrize("n", range(8, 264, 8))
 def test_wgmma_widths(n: int) -> None:
-    a, b = exact_values((64, 16), "bf16"), exact_values((n, 16), "bf16")
-    got = run_wgmma("bf16", n, a, b, accumulator(torch.ones(64, n)), mode="128B", in_registers=True, scale_d=0)
+    kind, mode = [("bf16", "128B"), ("e4m3", "64B"), ("e5m2", "none")][n // 8 % 3]
+    k = 32 // DTYPES[kind].itemsize
+    a, b = exact_values((64, k), kind), exact_values((n, k), kind)
+    got = run_wgmma(kind, n, a, b, accumulator(torch.ones(64, n)), mode=mode, in_registers=n % 16 == 0, scale_d=0)
     assert np.array_equal(got, accumulator(a.float() @ b.float().T))
 
 
