@@ -28,12 +28,12 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not found, found
 
 
-def check(shape: WorldShape, mode: str, num_sms: int, overrides: dict[str, Any]) -> None:
+def check(shape: WorldShape, mode: str, num_sms: int, overrides: dict[str, Any], routing: str = "uniform") -> None:
     session = Session(shape, device="cpu", timeout_s=300, num_sms=num_sms)
     try:
         for buffer in session.buffers:
             ops().set_overrides(buffer.handle, json.dumps(overrides))
-        ranks = make_world(shape, 1, "uniform", "exact", target="sm_90a")
+        ranks = make_world(shape, 1, routing, "exact", target="sm_90a")
         check_world(ranks, SITU, mode, RunOptions(calls=2), bitwise=True, session=session)
     finally:
         session.close()
@@ -63,3 +63,24 @@ def test_shared_splits_share_the_sum(splits: int, shared_tile: int, shared_token
 def test_the_last_split_sums_several_at_once(routed_tokens: int, splits: int) -> None:
     shape = WorldShape((9, 4), 2, 1, 1024, 1024, 20, 512, 128)
     check(shape, "sp_rs", 4, {"splits": {"routed_l1": splits, "routed_l2": splits}, "routed_tokens": routed_tokens})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "topk", "routed_tokens", "routing"),
+    [
+        pytest.param((8,), 1, 1, 8, "uniform", id="one block"),
+        pytest.param((13,), 1, 1, 8, "uniform", id="two blocks of an expert"),
+        pytest.param((9, 0, 7), 3, 1, 16, "uniform", id="rows from other ranks"),
+        pytest.param((7, 5), 4, 2, 8, "holes", id="empty slots"),
+        pytest.param((3, 4), 4, 3, 16, "duplicates", id="a token twice in a block"),
+    ],
+)
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_rows_are_gathered_into_stages(
+    tokens: tuple[int, ...], experts: int, topk: int, routed_tokens: int, routing: str, num_stages: int
+) -> None:
+    """Four stages of a split: as many as the ring, or twice as many."""
+    shape = WorldShape(tokens, experts, topk, 1024, 256, 20, 512, 128)
+    splits = {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 1}
+    overrides = {"splits": splits, "routed_tokens": routed_tokens, "num_stages": num_stages}
+    check(shape, "dense", 48, overrides, routing)

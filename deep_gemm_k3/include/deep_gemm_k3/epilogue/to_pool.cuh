@@ -11,6 +11,7 @@
 #include "../plan/operand_tile.cuh"
 #include "../plan/workspace.cuh"
 #include "../sync/dependencies.cuh"
+#include "../sync/stage_rows.cuh"
 #include "activation.cuh"
 #include "math_thread.cuh"
 #include "quantise.cuh"
@@ -54,6 +55,15 @@ struct ToPool {
         const auto* info =
             reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
             uint64_t(task.block) * kTokens;
+        if constexpr (sched::can_gather_into_stages(C)) {
+            // From this CTA's shared memory where it gathered the rows itself: the others' words may not be there yet.
+            const bool is_ours = sync::has_gathered_rows(ctx);
+            const uint32_t row = me.lane % kTokens;
+            const void* weight = is_ours ? ctx.roles + plan::roles_memory::kStageWeights + row * 4
+                                         : reinterpret_cast<const uint8_t*>(&info[row].weight);
+            rows.first[0] = *static_cast<const volatile uint32_t*>(weight);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
             rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);

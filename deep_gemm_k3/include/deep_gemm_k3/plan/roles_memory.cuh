@@ -21,15 +21,22 @@ constexpr int kRowParts = 24;   // u32: arrivals that one gathered row makes
 constexpr int kIsFaulty = 28;   // u32: a dispatch warp gave up while it built the list
 constexpr int kLocalFault = 32; // sync::LocalFault: the CTA's first failure
 constexpr int kLocalFaultBytes = 32;
-constexpr int kPeerVerdict = 64; // u32: what the other CTA of a pair says about its list, 0 while it says nothing
-constexpr int kPairClaims = 96;  // u32 [8]: tasks that the first CTA of a pair has claimed for both, in the second one
+constexpr int kPeerVerdict = 64;    // u32: what the other CTA of a pair says about its list, 0 while it says nothing
+constexpr int kFirstTask = 68;      // u32 sched::FirstTask: whether the CTA gathers the rows of its first task itself
+constexpr int kStagesGathered = 72; // u32: stages of that task whose rows are written
+constexpr int kOrderOfEnd = 76;     // u32: 1 + how many CTAs had found no more tasks before this one; 0: unknown
+constexpr int kPairClaims = 96; // u32 [8]: tasks that the first CTA of a pair has claimed for both, in the second one
 constexpr int kNumPairClaims = 8;
 constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
 // Per rank, from the headers.
 constexpr int kRankTokens = 256; // u32 [64]: tokens; bit 31: its rows come as low-latency words
 constexpr int kRankCtas = 512;   // u32 [64]: CTAs
 constexpr int kFirstWord = 768;  // u32 [65]: route words of all earlier ranks
-constexpr int kExperts = 1152;
+// Rows of the first task's block, where the CTA gathers them itself.
+constexpr int kMaxStageRows = 16;
+constexpr int kStagePlaces = 1152;  // u32 [16]: plan::row_place
+constexpr int kStageWeights = 1216; // float [16]
+constexpr int kExperts = 1280;
 // Per local expert.
 DG_HOST_DEVICE constexpr int padded_experts(const Config& c) {
     return align_up(c.shape.num_local_experts(), 8);

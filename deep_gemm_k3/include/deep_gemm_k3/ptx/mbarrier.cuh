@@ -50,6 +50,18 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
     return done != 0;
 }
 
+// The same, at once.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
 // Waits for the phase of the given parity; true: it did not complete in `num_tries` tries, each of which may suspend
 // the thread for a while. The one wrapper that holds a loop: between wgmma instructions the compiler must see no branch
 // that could divide the warp, or it serialises them and gives up uniform registers.

@@ -64,6 +64,10 @@ __device__ __forceinline__ void decrease_registers() {
 __device__ __forceinline__ void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+// The same for the CTA's shared memory.
+__device__ __forceinline__ void fence_proxy_async_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ uint64_t global_timer() {
     uint64_t t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");

@@ -112,6 +112,14 @@ __device__ __forceinline__ void combine_token(const Context& ctx, int token, int
     const auto* ids = reinterpret_cast<const int64_t*>(sched::component<C>(ctx, plan::Component::kInputTopkIdx));
     const bool valid = ctx.lane_idx < C.shape.num_topk && ids[int64_t(token) * C.shape.num_topk + ctx.lane_idx] >= 0;
     const uint32_t valid_slots = __ballot_sync(0xFFFFFFFFu, valid);
+    // Asked for before the wait for partials.
+    uint4 gammas[S::kVectorsPerThread];
+#pragma unroll
+    for (int j = 0; j < S::kVectorsPerThread; ++j) {
+        const int vector = j * S::kNumThreads + ctx.thread_idx;
+        if (C.has_rms_norm && vector < S::kNumVectors)
+            gammas[j] = reinterpret_cast<const uint4*>(ctx.params.rms_weight)[vector];
+    }
     float sums[S::kVectorsPerThread][8] = {};
     for (int first = 0; first < C.shape.num_topk; first += S::kSlotsInFlight)
         add_slots<C>(ctx, token, first, valid_slots, sums);
@@ -136,12 +144,11 @@ __device__ __forceinline__ void combine_token(const Context& ctx, int token, int
         if (vector >= S::kNumVectors)
             continue;
         if constexpr (C.has_rms_norm) {
-            const uint4 gamma = reinterpret_cast<const uint4*>(ctx.params.rms_weight)[vector];
-            const uint32_t gammas[4] = {gamma.x, gamma.y, gamma.z, gamma.w};
+            const uint32_t gamma[4] = {gammas[j].x, gammas[j].y, gammas[j].z, gammas[j].w};
 #pragma unroll
             for (int c = 0; c < 4; ++c)
-                pairs[j][c] = ptx::float_to_bf16x2(high_to_float(pairs[j][c]) * high_to_float(gammas[c]) * scale,
-                    low_to_float(pairs[j][c]) * low_to_float(gammas[c]) * scale);
+                pairs[j][c] = ptx::float_to_bf16x2(high_to_float(pairs[j][c]) * high_to_float(gamma[c]) * scale,
+                    low_to_float(pairs[j][c]) * low_to_float(gamma[c]) * scale);
         }
         y[vector] = {pairs[j][0], pairs[j][1], pairs[j][2], pairs[j][3]};
     }
@@ -151,8 +158,10 @@ template <Config C>
 __device__ __forceinline__ void combine(const Context& ctx) {
     Context here = ctx;
     int buffer = 0;
-    // The last CTAs have the fewest tasks.
-    for (int token = ctx.num_ctas - 1 - ctx.cta_idx; token < ctx.params.num_tokens;
+    // Whoever is first without tasks begins, and waits in place while the others finish. Where that is not known: the
+    // last CTAs have the fewest tasks.
+    const uint32_t order = *reinterpret_cast<const volatile uint32_t*>(ctx.roles + plan::roles_memory::kOrderOfEnd);
+    for (int token = order != 0 ? order - 1 : ctx.num_ctas - 1 - ctx.cta_idx; token < ctx.params.num_tokens;
         token += ctx.num_ctas, buffer ^= 1) {
         // Anew for every token: addresses that derive from it take no registers beside the slots in flight.
         here.thread_idx = static_cast<int>(ptx::thread_index());

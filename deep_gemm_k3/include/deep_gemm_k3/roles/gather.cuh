@@ -119,6 +119,14 @@ __device__ __forceinline__ void gather_codes(
     }
 }
 
+// The three words of a group; the oldest of their epochs, which is older than the call's while one is not there yet.
+__device__ __forceinline__ uint32_t read_low_latency(const uint8_t* from, Group& group) {
+    const ptx::Word16 a = ptx::load_relaxed_sys_b128(from), b = ptx::load_relaxed_sys_b128(from + 16),
+                      c = ptx::load_relaxed_sys_b128(from + 32);
+    group = {{a.x, a.y, a.z, b.x, b.y, b.z, c.x, c.y}, c.z & 0xFF};
+    return min(a.w, min(b.w, c.w));
+}
+
 // A batch of words is loaded, tested once, and loaded again while one of them lacks the epoch.
 template <Config C>
 __device__ __forceinline__ void gather_low_latency(
@@ -134,11 +142,7 @@ __device__ __forceinline__ void gather_low_latency(
 #pragma unroll
             for (int i = 0; i < in_flight; ++i) {
                 const int group = in_flight == 1 ? first : min(first + 32 * i, row.end_group - 1);
-                const uint8_t* from = words + group * 48;
-                const ptx::Word16 a = ptx::load_relaxed_sys_b128(from), b = ptx::load_relaxed_sys_b128(from + 16),
-                                  c = ptx::load_relaxed_sys_b128(from + 32);
-                groups[i] = {{a.x, a.y, a.z, b.x, b.y, b.z, c.x, c.y}, c.z & 0xFF};
-                seen = min(min(seen, a.w), min(b.w, c.w)); // what is not there yet is older
+                seen = min(seen, read_low_latency(words + group * 48, groups[i]));
             }
             return seen == ctx.epoch;
         });
@@ -249,11 +253,13 @@ __device__ __forceinline__ Route place_route(
     return route;
 }
 
-// Gathers the rows of one batch and releases them together: one fence for up to 32 rows.
+// Gathers the rows of one batch, unless each CTA does that for itself, and releases them together: one fence for up to
+// 32 rows.
 template <Config C>
-__device__ __forceinline__ void gather_batch(const Context& ctx, uint32_t log_parts, const Route& route) {
+__device__ __forceinline__ void gather_batch(
+    const Context& ctx, uint32_t log_parts, const Route& route, bool is_gathered_by_ctas) {
     constexpr int num_groups = C.shape.hidden / 32;
-    uint32_t remaining = __ballot_sync(0xFFFFFFFFu, route.valid);
+    uint32_t remaining = is_gathered_by_ctas ? 0 : __ballot_sync(0xFFFFFFFFu, route.valid);
     while (remaining != 0) {
         const int lane = __ffs(remaining) - 1;
         remaining &= remaining - 1;
@@ -275,16 +281,14 @@ __device__ __forceinline__ void gather_batch(const Context& ctx, uint32_t log_pa
 
 // Places all routes of this warp's share. `kGathers`: gathers their rows as well.
 template <Config C, bool kGathers>
-__device__ __forceinline__ void place_share(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
+__device__ __forceinline__ void place_share(
+    const Context& ctx, const DispatchWarp& self, Share<C>& share, bool is_gathered_by_ctas = false) {
 #pragma unroll 1
     for (uint32_t first = share.begin_route(); first < share.end_route(); first += 32) {
-        if constexpr (!Share<C>::kIsEarly)
-            share.load(ctx, first);
         const Route route = place_route<C>(ctx, self, share, first);
-        if constexpr (Share<C>::kIsEarly)
-            share.load(ctx, first + 32);
+        share.load(ctx, first + 32);
         if constexpr (kGathers)
-            gather_batch<C>(ctx, share.log_parts, route);
+            gather_batch<C>(ctx, share.log_parts, route, is_gathered_by_ctas);
     }
 }
 
@@ -340,14 +344,17 @@ __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const D
     }
 }
 
+// `is_gathered_by_ctas`: every CTA gathers the rows of its first task for itself (sched/stage_rows.cuh); what is left
+// is to tell where the rows' partials go.
 template <Config C>
-__device__ __forceinline__ void gather(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
+__device__ __forceinline__ void gather(
+    const Context& ctx, const DispatchWarp& self, Share<C>& share, bool is_gathered_by_ctas) {
     const uint32_t num_routes = 2 * words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
     if constexpr (plan::has_widths(C)) // blocks of experts, which warp 0 has noted
         dispatch_barrier();
     if (num_routes <= kMaxDirectRoutes ||
         share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units) {
-        place_share<C, true>(ctx, self, share);
+        place_share<C, true>(ctx, self, share, is_gathered_by_ctas);
         return;
     }
     // Routes that were counted by shares come whole: one part each.

@@ -100,8 +100,6 @@ struct Shares {
 // The share of one warp, and where it stands in it.
 template <Config C>
 struct Share {
-    // Words are loaded one batch ahead, the first while the list is laid out, where registers allow.
-    static constexpr bool kIsEarly = C.num_ctas_per_sm == 1;
     uint32_t begin_part = 0, end_part = 0;
     uint32_t log_parts = 0;
     uint32_t num_blocks = 0; // of the rank's pool
@@ -112,7 +110,8 @@ struct Share {
         return end_part == begin_part ? begin_route() : (end_part + (1 << log_parts) - 1) >> log_parts;
     }
 
-    // Loads the word of the lane's route of the batch of 32 that begins at `first`.
+    // Loads the word of the lane's route of the batch of 32 that begins at `first`. One batch ahead, the first while
+    // the list is laid out.
     __device__ __forceinline__ void load(const Context& ctx, uint32_t first) {
         const uint32_t index = first + ctx.lane_idx;
         if (index >= end_route())
@@ -312,8 +311,7 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
         share.log_parts = shares.log_parts;
     }
     if (healthy) {
-        if constexpr (Share<C>::kIsEarly)
-            share.load(ctx, share.begin_route());
+        share.load(ctx, share.begin_route());
         share.num_blocks = lay_out<C>(ctx, self);
         if (self.thread == 0)
             *words_at(ctx, plan::roles_memory::kRowParts) = 1u << share.log_parts;

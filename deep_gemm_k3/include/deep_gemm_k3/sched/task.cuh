@@ -176,6 +176,12 @@ class TaskIterator {
         return true;
     }
 
+    // Once next() has handed out a routed task.
+    __device__ __forceinline__ int num_pool_blocks() const { return num_pool_blocks_; }
+    // After next() has returned false: CTAs of the rank that had found no more tasks before this one. Every CTA claims
+    // one task too many.
+    __device__ __forceinline__ int order_of_end() const { return index_; }
+
   private:
     // The task that was claimed, relative to the current phase. False: the first CTA of the pair does not say it.
     __device__ __forceinline__ bool take_claim() {

@@ -57,12 +57,16 @@ struct Dependency {
     What what;
 };
 template <Config C>
+__device__ __forceinline__ Dependency gathered(const sched::Context& ctx, const sched::Task& task) {
+    return {block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
+        task.num_valid_tokens * *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts),
+        What::kBlockGathered};
+}
+template <Config C>
 __device__ __forceinline__ Dependency dependency(const sched::Context& ctx, const sched::Task& task) {
     switch (task.phase) {
     case sched::Phase::kRoutedL1:
-        return {block_counter<C>(ctx, ctx.parity, BlockCounter::kGathered, task.block),
-            task.num_valid_tokens * *reinterpret_cast<const uint32_t*>(ctx.roles + plan::roles_memory::kRowParts),
-            What::kBlockGathered};
+        return gathered<C>(ctx, task);
     case sched::Phase::kRoutedL2:
         return {
             block_counter<C>(ctx, ctx.parity, BlockCounter::kL1Done, task.block), kNumL1Arrivals<C>, What::kBlockL1};

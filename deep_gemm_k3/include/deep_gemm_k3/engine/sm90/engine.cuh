@@ -8,6 +8,7 @@
 #pragma once
 #include "consume.cuh"
 #include "produce.cuh"
+#include "stage_rows.cuh"
 
 namespace deep_gemm_k3::engine {
 
@@ -36,6 +37,11 @@ struct EngineSM90 {
     static __device__ __forceinline__ void assist(const sched::Context& ctx, uint32_t warp) {
         if constexpr (plan::has_exchange(C))
             epilogue::ExchangeReader<C>(ctx, warp).run();
+    }
+    static __device__ __forceinline__ void gather_into_stages(
+        const sched::Context& ctx, const roles::DispatchWarp& self) {
+        if constexpr (sched::can_gather_into_stages(C))
+            engine::gather_into_stages<C>(ctx, self);
     }
     // Returns when all stores of the calling thread's tiles have been issued.
     static __device__ __forceinline__ void consume(const sched::Context& ctx) { engine::consume<C>(ctx); }

@@ -71,6 +71,8 @@ struct Pipeline {
     }
     __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }
 
+    __device__ __forceinline__ bool is_empty_now() const { return ptx::mbarrier_test_wait(empty(stage), parity ^ 1); }
+
     // Called by all lanes of a math warp whose reads of stage `s` are done.
     __device__ __forceinline__ void release(bool is_first_lane, uint32_t s) const {
         if (is_first_lane)

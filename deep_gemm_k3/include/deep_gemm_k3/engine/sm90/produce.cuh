@@ -13,6 +13,7 @@
 #include "../../ptx/copy.cuh"
 #include "../../sched/task.cuh"
 #include "../../sync/dependencies.cuh"
+#include "../../sync/stage_rows.cuh"
 #include "pipeline.cuh"
 
 namespace deep_gemm_k3::engine {
@@ -132,6 +133,9 @@ struct Producer {
         pipeline.stage = first_stage;
         pipeline.parity = first_parity;
         debug::mark(ctx, debug::Event::kAsked, debug_argument(record.task));
+        if constexpr (sched::can_gather_into_stages(C))
+            if (record.task.phase == sched::Phase::kRoutedL2) // whose L1 did not wait for whoever placed the rows
+                sync::wait_ready(ctx, sync::gathered<C>(ctx, record.task), record.task.block);
         sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
         debug::mark(ctx, debug::Event::kReady);
 #pragma unroll 1
@@ -162,6 +166,30 @@ struct Producer {
         }
     }
 
+    // A task whose rows the dispatch warps write into the stages (stage_rows.cuh): weights of a stage once it is empty;
+    // its arrival once its rows are there too.
+    template <class Source>
+    __device__ __forceinline__ void fill_beside_rows(
+        Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
+        Pipeline<C> ahead = pipeline;
+        int num_asked = 0, num_filled = 0;
+        sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, pipeline.stage}, [&] {
+            if (num_asked < record.num_stages && ahead.is_empty_now()) {
+                const ptx::CopyTarget to = {ahead.address(), ahead.full(ahead.stage)};
+                ptx::mbarrier_expect_tx(to.barrier, source.weight_bytes());
+                source.load_weights(to);
+                ahead.advance();
+                if (++num_asked == record.num_stages)
+                    tasks.claim();
+            } else if (num_filled < num_asked && num_filled < sync::stages_gathered(ctx)) {
+                ptx::mbarrier_arrive(pipeline.full(pipeline.stage));
+                pipeline.advance();
+                ++num_filled;
+            }
+            return num_filled == record.num_stages;
+        });
+    }
+
     // Writes the record of a task, once its first stage is empty: then the record is free too.
     __device__ __forceinline__ const TaskRecord& begin(const sched::Task& task, int num_stages) {
         pipeline.wait_empty(ctx);
@@ -170,8 +198,11 @@ struct Producer {
         record.num_stages = num_stages;
         return record;
     }
-    __device__ __forceinline__ void finish() {
+    __device__ __forceinline__ void finish(int order) {
         begin({}, 0);
+        *reinterpret_cast<volatile uint32_t*>(ctx.roles + plan::roles_memory::kOrderOfEnd) = order + 1;
+        if constexpr (sched::can_gather_into_stages(C))
+            sync::publish_first_task(ctx, sched::FirstTask::kOther);
         ptx::mbarrier_arrive(pipeline.full(pipeline.stage));
     }
 };
@@ -186,12 +217,21 @@ __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIt
         while (tasks.next(task)) {
             const sched::StageRange range = task_stages(C, task);
             const TaskRecord& record = producer.begin(task, range.end - range.begin);
+            if constexpr (sched::can_gather_into_stages(C)) {
+                const bool gathers = task.phase == sched::Phase::kRoutedL1 &&
+                                     sched::gathers_into_stages<C>(ctx, tasks.num_pool_blocks());
+                sync::publish_first_task(ctx, gathers ? sched::FirstTask::kGathered : sched::FirstTask::kOther);
+                if (gathers) {
+                    producer.fill_beside_rows(RoutedSource<C>(ctx, record.task, range.begin), record, tasks);
+                    continue;
+                }
+            }
             if (!sched::is_shared(record.task.phase))
                 producer.fill(RoutedSource<C>(ctx, record.task, range.begin), record, tasks);
             else if constexpr (C.has_shared())
                 producer.fill(SharedSource<C>(ctx, record.task, range.begin), record, tasks);
         }
-        producer.finish();
+        producer.finish(tasks.order_of_end());
     }
     __syncwarp();
 }
