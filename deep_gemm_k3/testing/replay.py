@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -208,8 +208,9 @@ def _error_records(launches: list[dict[str, Any]]) -> list[Memory]:
 @dataclass(frozen=True)
 class Play:
     """What is recorded: ``calls`` calls of the entry that ``mode`` names, for each act of ``acts`` (tokens of each rank) on
-    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel. ``aborts``: in a last
-    act, of one call with the tokens of the first, the last rank names an expert that does not exist."""
+    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel. ``aborts``: two more
+    acts, of one call with the tokens of the first: the last rank names an expert that does not exist; the buffers' abort
+    cells are set when the kernels start."""
 
     name: str
     shape: WorldShape
@@ -240,21 +241,58 @@ def record(play: Play) -> list[Scene]:
         for buffer in session.buffers:
             if play.overrides:
                 ops().set_overrides(buffer.handle, json.dumps(play.overrides))
-        scenes = [_record_act(play, session, replace(shape, tokens=tokens)) for tokens in play.acts]
+        scenes = [_record_act(play, session, replace(shape, tokens=tokens), play.calls) for tokens in play.acts]
         if play.aborts:
-            scenes.append(_record_act(play, session, replace(shape, tokens=play.acts[0]), is_abort=True))
+            one = _record_act(play, session, replace(shape, tokens=play.acts[0]), 1)
+            scenes += [_with_bad_expert(one, session.buffers), _with_set_cells(one, session.buffers)]
         return scenes
 
 
-def _record_act(play: Play, session: Session, shape: WorldShape, is_abort: bool = False) -> Scene:
+# What the host refuses is written into the recorded memory: the kernel checks it by itself, for callers on a GPU.
+EXPERT_OUT_OF_RANGE, REFUSED_BY_HOST = 2, 6  # codes of abort cells: 1 + sync::Fault
+ABORT_CELL = 384  # plan::control::kAbort: where a buffer has its cell
+
+
+def _aborting(scene: Scene, what: str, code: int, changes: dict[int, list[tuple[int, torch.Tensor]]]) -> Scene:
+    """``scene`` with other initial bytes in the buffers: by rank, offsets and what is put there. The last rank is the one
+    that every rank's error record must name."""
+    memory = []
+    for part in scene.memory:
+        for rank, writes in changes.items():
+            if part.name == f"buffer of rank {rank}" and part.initial is not None:
+                part = replace(part, initial=part.initial.clone())
+                for offset, value in writes:
+                    part.initial[offset : offset + value.numel() * value.element_size()] = value.view(torch.uint8)
+        memory.append(part)
+    ranks = len({given["rank"] for given in scene.launches})
+    verdict = torch.tensor([code, ranks - 1], dtype=torch.int32).view(torch.uint8)
+    changed = replace(scene, name=f"{scene.name}, {what}", memory=memory, is_abort=True)
+    changed.expected = {name: verdict for name, _ in changed.results()}
+    return changed
+
+
+def _with_bad_expert(scene: Scene, buffers: Sequence[SymmBuffer]) -> Scene:
+    """The last rank names an expert that does not exist."""
+    last = buffers[-1]
+    offset = last.topk_idx.data_ptr() - last.buffer.data_ptr()
+    bad = torch.tensor([1 << 40], dtype=torch.int64)
+    return _aborting(scene, "no such expert", EXPERT_OUT_OF_RANGE, {last.rank: [(offset, bad)]})
+
+
+def _with_set_cells(scene: Scene, buffers: Sequence[SymmBuffer]) -> Scene:
+    """The last rank's host has refused the call after the launches: their kernels find the abort cells set."""
+    cell = torch.tensor([REFUSED_BY_HOST, len(buffers) - 1, 0, 0, 0, 0, 0, 1], dtype=torch.int32)
+    changes = {buffer.rank: [(ABORT_CELL, cell)] for buffer in buffers}
+    return _aborting(scene, "refused by a host", REFUSED_BY_HOST, changes)
+
+
+def _record_act(play: Play, session: Session, shape: WorldShape, calls: int) -> Scene:
     from ..jit.kernel import default_store
 
     inputs = make_world(shape, play.seed, target=play.target)
     if not play.is_small(shape.tokens):  # many routes, most of them empty, so that few rows are computed
         for one in inputs:
             one.routed.topk_idx[:, 2:] = -1
-    if is_abort:
-        inputs[-1].routed.topk_idx[0, 0] = shape.experts + 5
 
     def begin(group: Any, buffer: SymmBuffer) -> RankCall:
         call = RankCall(buffer, inputs[group.rank], play.options, play.mode, play.how)
@@ -262,12 +300,10 @@ def _record_act(play: Play, session: Session, shape: WorldShape, is_abort: bool 
         return call
 
     def proceed(group: Any, buffer: SymmBuffer) -> None:
-        for _ in range(1 if is_abort else play.calls):
-            with suppress(RuntimeError) if is_abort else nullcontext():
-                ranks[group.rank].call()
+        for _ in range(calls):
+            ranks[group.rank].call()
             group.barrier("replay: after a call")
-        if not is_abort:
-            buffer.check()
+        buffer.check()
 
     ranks = session.run(begin)
     memory = [part for call in ranks for part in _reached(call.buffer, call)]
@@ -279,13 +315,12 @@ def _record_act(play: Play, session: Session, shape: WorldShape, is_abort: bool 
     artefacts = {artefact.entry: artefact for artefact in default_store().loaded()}
     used = {given["entry"] for given in launches}
     scene = Scene(
-        f"{play.name} {'+'.join(map(str, shape.tokens))}{' abort' if is_abort else ''}",
+        f"{play.name} {'+'.join(map(str, shape.tokens))}",
         launches,
         memory + records,
         {},
         {entry: artefacts[entry].ptx for entry in used},
         {entry: artefacts[entry].source for entry in used},
-        is_abort,
         keep=(session, ranks),
     )
     scene.expected = {name: now.clone() for name, now in scene.results()}

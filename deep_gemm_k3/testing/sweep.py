@@ -70,7 +70,7 @@ def trials(play: Play, seeds: int) -> list[Trial]:
         if is_small(play, act):
             found += [Trial(act, Schedule(seed, modes[seed % 3], 20), True) for seed in (2, 3)]
     if play.aborts:
-        found += [Trial(num_acts, Schedule(seed, modes[seed % 3], 10), False) for seed in range(3)]
+        found += [Trial(num_acts + which, Schedule(seed, modes[seed % 3], 10), False) for which in (0, 1) for seed in range(3)]
     return found
 
 
