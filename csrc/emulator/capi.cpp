@@ -79,7 +79,7 @@ EXPORT u64 emulator_instance_base(void* instance) {
 }
 
 EXPORT void* emulator_machine(
-    u64 seed, int adversary, int races, int time_on_deadlock, u32 quantum, u64 max_instructions) {
+    u64 seed, int adversary, int races, int time_on_deadlock, u32 quantum, u64 max_instructions, int lanes_apart) {
     Options options;
     options.seed = seed;
     options.adversary = static_cast<Adversary>(adversary);
@@ -87,6 +87,7 @@ EXPORT void* emulator_machine(
     options.time_on_deadlock = time_on_deadlock != 0;
     options.quantum = quantum ? quantum : 400;
     options.max_instructions = max_instructions;
+    options.lanes_apart = lanes_apart != 0;
     return new Machine(options);
 }
 EXPORT void emulator_machine_free(void* machine) {

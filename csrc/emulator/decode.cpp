@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 
 #include "decode.hpp"
@@ -48,6 +49,12 @@ constexpr SpecialName kSpecials[] = {
     {"%dynamic_smem_size", Special::DynamicSmem, false},
     {"%total_smem_size", Special::TotalSmem, false},
 };
+
+bool is_aligned(const Statement& statement) {
+    const std::vector<std::string>& mods = statement.mods;
+    auto has = [&](const char* mod) { return std::find(mods.begin(), mods.end(), mod) != mods.end(); };
+    return has("aligned") || (statement.op == "bar" && !has("warp"));
+}
 
 u64 round_up(u64 value, u64 to) {
     return (value + to - 1) / to * to;
@@ -227,7 +234,10 @@ void Decoder::decode_statement(u32 index) {
     if (found == build_table().end() || statement.op == "label")
         throw PtxError(statement.line, "unknown opcode '" + statement.text() + "'");
     check_target(statement, syntax_.target);
+    const size_t first = program_->code.size();
     found->second(builder);
+    for (size_t i = first; i < program_->code.size(); ++i)
+        program_->code[i].is_aligned = is_aligned(statement);
     for (size_t i = 0; i < statement.mods.size(); ++i)
         if (!builder.consumed_[i])
             throw PtxError(

@@ -30,6 +30,7 @@ struct Inst {
     u16 mode = 0;           // handler-specific bits
     u8 n = 1;               // number of vector elements or extra operands
     Space space = Space::Generic;
+    bool is_aligned = false; // whole warps execute it
 };
 
 enum class Special : u8 {

@@ -34,6 +34,7 @@ struct Options {
     bool races = false;
     bool time_on_deadlock =
         false;                // advance virtual time instead of reporting, so that the program's own time-outs fire
+    bool lanes_apart = false; // part lanes wherever no instruction needs them together
     u32 quantum = 400;        // instructions a warp runs at a stretch, at most
     u64 max_instructions = 0; // 0: no limit
 };
@@ -284,6 +285,8 @@ struct Machine {
     void cta_exit_check(Warp& w);
     // Nobody is ready and no asynchronous work is left: lets pollers look once more; false when that has not helped.
     bool quiet_round(u32& rounds);
+    void part_lanes(Warp& w);
+    bool come_together(Warp& w, const Inst& in);
     // A cluster whose warps wait for each other alone, so that nothing outside it can ever help them; null: there is
     // none. To be asked when nobody is ready and no asynchronous work is left.
     Cluster* dead_end();

@@ -105,6 +105,12 @@ bool meet(Warp& w, const Inst& in, u32 m, u32 members, u32& together) {
             for (Split* split : meeting.waiting) {
                 if (split == w.current)
                     continue;
+                bool goes_on_here = split->pc == pc && split->node == w.node;
+                if (w.machine->options.lanes_apart && goes_on_here) { // as one with the running split
+                    w.mask |= split->mask;
+                    split->state = SplitState::Dead;
+                    continue;
+                }
                 ++split->pc;
                 w.machine->wake(&w, split);
             }

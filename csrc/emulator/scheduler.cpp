@@ -13,6 +13,7 @@ namespace {
 constexpr u32 kQuietRounds = 1024;
 constexpr u32 kTimeRounds = kQuietRounds + 368; // the same, when virtual time may run on
 constexpr u32 kSleepRounds = 20;                // further rounds, each of twice the time, while somebody only sleeps
+constexpr u32 kStretchApart = 24;               // instructions after which the lanes that run may part
 constexpr u64 kLivelockInstructions = 1000000000;
 
 } // namespace
@@ -151,12 +152,18 @@ void Machine::run_warp(Warp& w) {
     w.pc = split->pc, w.mask = split->mask, w.node = split->node, w.wait = split->wait;
     w.stop = Stop::None;
     const Inst* code = w.program->code.data();
-    u32 budget = 1 + static_cast<u32>(random() % options.quantum), left = budget;
+    u32 stretch = options.lanes_apart ? std::min(options.quantum, kStretchApart) : options.quantum;
+    u32 budget = 1 + static_cast<u32>(random() % stretch), left = budget;
     while (left) {
         --left;
         const Inst& in = code[w.pc];
         u32 m = w.mask;
         ++w.pc;
+        if (in.is_aligned && options.lanes_apart && w.mask != w.live) {
+            if (!come_together(w, in))
+                break;
+            m = w.mask;
+        }
         if (in.pred) {
             m &= w.predicate(in.pred);
             if (!m)
@@ -171,6 +178,8 @@ void Machine::run_warp(Warp& w) {
     w.executed += executed;
     counters.instructions += executed;
     virtual_ns += executed / 8 + 1;
+    if (options.lanes_apart && w.stop == Stop::None)
+        part_lanes(w);
     split = w.current;
     split->pc = w.pc, split->mask = w.mask, split->node = w.node, split->wait = w.wait;
     if (w.stop == Stop::Blocked) {

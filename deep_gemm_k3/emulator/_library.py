@@ -23,7 +23,15 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emulator_instance_base": (ctypes.c_uint64, [ctypes.c_void_p]),
     "emulator_machine": (
         ctypes.c_void_p,
-        [ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64],
+        [
+            ctypes.c_uint64,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_uint32,
+            ctypes.c_uint64,
+            ctypes.c_int,
+        ],
     ),
     "emulator_machine_free": (None, [ctypes.c_void_p]),
     "emulator_memory_add": (

@@ -87,11 +87,13 @@ class Device:
         on_deadlock: str = "report",
         quantum: int = 0,
         max_instructions: int = 0,
+        lanes_apart: bool = False,
         roles: str = "",
         trace: bool = False,
     ) -> None:
         """``roles`` names the warps of a CTA in the order of their numbers, "math*8,producer,dispatch*3": counters are then
-        also kept per role, and a ``trace`` has their names."""
+        also kept per role, and a ``trace`` has their names. ``lanes_apart`` lets lanes of a warp run apart wherever no
+        instruction needs them together, as independent thread scheduling allows."""
         if adversary not in ADVERSARIES:
             raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
         if on_deadlock not in ("report", "time"):
@@ -106,6 +108,7 @@ class Device:
             int(on_deadlock == "time"),
             quantum,
             max_instructions,
+            int(lanes_apart),
         )
         if not library().emulator_observe(self._machine, roles.encode(), int(trace)):
             raise ValueError(error_text())

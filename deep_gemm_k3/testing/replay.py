@@ -62,11 +62,13 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the emulator schedules: the seed, when asynchronous work completes, how long a warp runs at a stretch."""
+    """How the emulator schedules: the seed, when asynchronous work completes, how long a warp runs at a stretch, and
+    whether its lanes may run apart."""
 
     seed: int
     adversary: str = "random"
     quantum: int = 0
+    lanes_apart: bool = False
 
 
 @dataclass
@@ -129,6 +131,7 @@ class Scene:
                 seed=how.seed,
                 adversary=how.adversary,
                 quantum=how.quantum,
+                lanes_apart=how.lanes_apart,
                 race_detection=races,
                 max_instructions=limit,
             )
