@@ -42,6 +42,12 @@ def digest(group: str, number: int) -> bytes:
     return hashlib.sha256(f"{group} #{number}".encode()).digest()
 
 
+def hints(name: str) -> dict[tuple[str, int], str]:
+    """Which trial noticed which mutant, as the committed record has it."""
+    plays = [play for play in latest_record()["plays"] if play["play"] == name]
+    return {(v["site"], v["number"]): v["trial"] for play in plays for v in play["verdicts"]}
+
+
 def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[str, object]:
     started = time.monotonic()
     one = Sweep(PLAYS[name])
@@ -49,6 +55,7 @@ def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[s
     if arguments.small:
         plan = [trial for trial in plan if is_small(PLAYS[name], trial.act)]
     one.check(plan)
+    one.hints = hints(name)
     chosen = [i for i, site in enumerate(one.sites) if re.search(arguments.only, site.group)]
     if arguments.skip_noticed:
         chosen = [i for i in chosen if one.sites[i].group not in noticed]
@@ -77,6 +84,7 @@ def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[s
     return {
         "play": name,
         "kernel": one.entry,
+        "digest": one.digest,
         "seconds": seconds,
         "mutants": len(one.sites),
         "verdicts": [asdict(v) for v in verdicts],

@@ -312,7 +312,7 @@ def _record_act(play: Play, session: Session, shape: WorldShape, calls: int) -> 
     memory = [part for call in ranks for part in _reached(call.buffer, call)]
     service.record(True)
     session.run(proceed)
-    launches = service.recorded()
+    launches = sorted(service.recorded(), key=lambda given: given["rank"])  # the ranks' threads came in any order
     service.record(False)
     records = _error_records(launches)
     artefacts = {artefact.entry: artefact for artefact in default_store().loaded()}

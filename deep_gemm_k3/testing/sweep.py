@@ -7,6 +7,7 @@ the parent's and stays as it was.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import resource
@@ -23,7 +24,7 @@ from ..jit.source import INCLUDE_DIR
 from .mutation import Site, sites, together
 from .replay import Outcome, Play, Scene, Schedule, record
 
-CPU_SECONDS = 120  # of one mutant, at most
+CPU_SECONDS = 90  # of one mutant, at most
 BUDGET = 20  # times the instructions of the unchanged kernel, at most
 
 
@@ -54,23 +55,28 @@ class Verdict:
 
 
 def is_small(play: Play, act: int) -> bool:
-    return act < len(play.acts) and play.is_small(play.acts[act])
+    return act >= len(play.acts) or play.is_small(play.acts[act])
 
 
 def trials(play: Play, seeds: int) -> list[Trial]:
-    """Cheap ones first: without race detection, then with it; the small act before the large ones. Whoever drains after an
-    abort waits for nobody, so that act runs without race detection only."""
+    """Cheap ones first: without race detection, then with it; the small act before the large ones; every other one with
+    the lanes of a warp apart. Whoever drains after an abort waits for nobody, so such acts run without race detection."""
     num_acts = len(play.acts)
-    found = [Trial(0, Schedule(0, "latest"), False)]
     modes = ("random", "latest", "earliest")
-    found += [Trial(0, Schedule(seed, modes[seed % 3], (0, 20)[seed % 2]), True) for seed in range(seeds)]
-    found += [Trial(0, Schedule(100 + seed, modes[seed % 3], 10), False) for seed in range(seeds)]
+
+    def trial(act: int, seed: int, mode: str, quantum: int, races: bool, apart: bool) -> Trial:
+        return Trial(act, Schedule(seed, mode, quantum, apart), races)
+
+    found = [trial(0, 0, "latest", 0, False, False)]
+    for seed in range(seeds):
+        found.append(trial(0, seed, modes[seed % 3], (0, 20)[seed % 2], True, seed % 2 == 1))
+        found.append(trial(0, 100 + seed, modes[seed % 3], 10, False, seed % 2 == 0))
     for act in range(1, num_acts):
-        found += [Trial(act, Schedule(0, "latest"), False), Trial(act, Schedule(1, "random"), True)]
+        found += [trial(act, 0, "latest", 0, False, False), trial(act, 1, "random", 0, True, True)]
         if is_small(play, act):
-            found += [Trial(act, Schedule(seed, modes[seed % 3], 20), True) for seed in (2, 3)]
-    if play.aborts:
-        found += [Trial(num_acts + which, Schedule(seed, modes[seed % 3], 10), False) for which in (0, 1) for seed in range(3)]
+            found += [trial(act, seed, modes[seed % 3], 20, True, seed % 2 == 1) for seed in (2, 3)]
+    for act in range(num_acts, num_acts + 2 * play.aborts):
+        found += [trial(act, seed, modes[seed % 3], 10, False, seed % 2 == 1) for seed in range(3)]
     return found
 
 
@@ -116,6 +122,7 @@ class Sweep:
             numbers[site.group] += 1
             self.numbers[i] = numbers[site.group]
         self.instructions: dict[int, int] = {}
+        self.hints: dict[tuple[str, int], str] = {}  # by site and number: the trial that noticed the mutant last time
 
     def run(self, text: str, trial: Trial) -> Outcome:
         limit = BUDGET * self.instructions[trial.act] if self.instructions else 0
@@ -134,13 +141,24 @@ class Sweep:
             instructions[trial.act] = max(known, outcome.counters["instructions"])
         self.instructions = instructions
 
+    @property
+    def digest(self) -> str:
+        """Of the kernel's instructions, without line information: which version of the kernel a record is of."""
+        lines = [
+            line
+            for line in self.ptx.split(".section")[0].split("\n")
+            if not line.lstrip().startswith((".loc", "$L__tmp", "//"))
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
     def judge(self, index: int, plan: Sequence[Trial]) -> Verdict:
-        """Runs one mutant until somebody notices."""
+        """Runs one mutant until somebody notices; what has noticed it before comes first."""
         site = self.sites[index]
         text = site.mutate(self.ptx)
         verdict = Verdict(site.group, self.numbers[index])
         started = time.perf_counter()
-        for trial in plan:
+        hint = self.hints.get((site.group, verdict.number))
+        for trial in sorted(plan, key=lambda trial: _trial_name(trial) != hint):
             outcome = self.run(text, trial)
             if outcome:
                 verdict.by = outcome.kinds
@@ -178,7 +196,8 @@ class Sweep:
 
 def _trial_name(trial: Trial) -> str:
     how = trial.schedule
-    return f"act {trial.act}, seed {how.seed}, {how.adversary}{', races' if trial.races else ''}"
+    apart = ", lanes apart" if how.lanes_apart else ""
+    return f"act {trial.act}, seed {how.seed}, {how.adversary}{apart}{', races' if trial.races else ''}"
 
 
 def _forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
