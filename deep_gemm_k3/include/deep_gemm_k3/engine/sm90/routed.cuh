@@ -156,11 +156,13 @@ struct RoutedMainloop {
         pipeline.release(is_first_lane(), pipeline.previous());
     }
 
-    // A warpgroup without rows in the last tile only keeps the ring turning.
+    // A warpgroup without rows in the last tile only keeps the ring turning. A stage is released once all lanes have
+    // seen it full and have read the task's record; in a mainloop wgmma brings them together.
     __device__ __forceinline__ void skip(const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages) const {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full();
+            __syncwarp();
             pipeline.release(is_first_lane(), pipeline.stage);
             pipeline.advance();
         }
