@@ -78,16 +78,15 @@ EXPORT u64 emulator_instance_base(void* instance) {
     return static_cast<Instance*>(instance)->state->base;
 }
 
-EXPORT void* emulator_machine(
-    u64 seed, int adversary, int races, int time_on_deadlock, u32 quantum, u64 max_instructions, int lanes_apart) {
+EXPORT void* emulator_machine(u64 seed, int adversary, u32 flags, u32 quantum, u64 max_instructions) {
+    // flags: 1 race detection, 2 time runs on at a deadlock, 4 lanes apart, 8 coverage
     Options options;
     options.seed = seed;
     options.adversary = static_cast<Adversary>(adversary);
-    options.races = races != 0;
-    options.time_on_deadlock = time_on_deadlock != 0;
+    options.races = flags & 1, options.time_on_deadlock = flags & 2;
+    options.lanes_apart = flags & 4, options.coverage = flags & 8;
     options.quantum = quantum ? quantum : 400;
     options.max_instructions = max_instructions;
-    options.lanes_apart = lanes_apart != 0;
     return new Machine(options);
 }
 EXPORT void emulator_machine_free(void* machine) {
@@ -148,6 +147,10 @@ EXPORT void emulator_own(void* machine, u64 low, u64 bytes, u32 rank) {
 }
 EXPORT const char* emulator_trace(void* machine) {
     answer_text = static_cast<Machine*>(machine)->observer.trace_json();
+    return answer_text.c_str();
+}
+EXPORT const char* emulator_reached(void* machine) {
+    answer_text = static_cast<Machine*>(machine)->reached_lines();
     return answer_text.c_str();
 }
 EXPORT const char* emulator_report(void* machine) {

@@ -198,4 +198,16 @@ std::string report_json(const Machine& machine) {
     return out + ",\"printed\":" + json_text(machine.printed) + "}";
 }
 
+std::string Machine::reached_lines() {
+    std::set<int> lines;
+    for (auto& [program, bytes] : reached)
+        for (size_t i = 0; i < bytes.size(); ++i)
+            if (bytes[i])
+                lines.insert(program->function->statements[program->code[i].statement].line);
+    std::string out;
+    for (int line : lines)
+        out += std::to_string(line) + " ";
+    return out;
+}
+
 } // namespace deep_gemm_k3::emulator

@@ -35,6 +35,7 @@ struct Options {
     bool time_on_deadlock =
         false;                // advance virtual time instead of reporting, so that the program's own time-outs fire
     bool lanes_apart = false; // part lanes wherever no instruction needs them together
+    bool coverage = false;    // note which instructions are executed
     u32 quantum = 400;        // instructions a warp runs at a stretch, at most
     u64 max_instructions = 0; // 0: no limit
 };
@@ -259,6 +260,7 @@ struct Machine {
     u32 next_warp_id = 0;
     u64 next_cta = 1;
     std::string printed;
+    std::unordered_map<const Program*, std::vector<u8>> reached; // with coverage: one byte per instruction
 
     std::shared_ptr<Races> races;           // null without race detection
     std::shared_ptr<AsyncStamp> completing; // the operation whose writing half runs
@@ -295,6 +297,7 @@ struct Machine {
     // Lanes that wait for diverged lanes of their own warp go on alone: independent thread scheduling promises them
     // progress. Of the cluster, or of all; false when there are none.
     bool release_meetings_softly(const Cluster* of = nullptr);
+    std::string reached_lines(); // of PTX, as numbers with spaces between them
 
   private:
     bool launch_ended = true; // or none has begun yet

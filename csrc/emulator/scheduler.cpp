@@ -152,6 +152,12 @@ void Machine::run_warp(Warp& w) {
     w.pc = split->pc, w.mask = split->mask, w.node = split->node, w.wait = split->wait;
     w.stop = Stop::None;
     const Inst* code = w.program->code.data();
+    u8* reached_code = nullptr;
+    if (options.coverage) {
+        auto& bytes = reached[w.program];
+        bytes.resize(w.program->code.size());
+        reached_code = bytes.data();
+    }
     u32 stretch = options.lanes_apart ? std::min(options.quantum, kStretchApart) : options.quantum;
     u32 budget = 1 + static_cast<u32>(random() % stretch), left = budget;
     while (left) {
@@ -169,6 +175,8 @@ void Machine::run_warp(Warp& w) {
             if (!m)
                 continue;
         }
+        if (reached_code)
+            reached_code[&in - code] = 1;
         in.run(w, in, m);
         if (w.stop != Stop::None)
             break;

@@ -23,16 +23,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emulator_instance_base": (ctypes.c_uint64, [ctypes.c_void_p]),
     "emulator_machine": (
         ctypes.c_void_p,
-        [
-            ctypes.c_uint64,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_uint32,
-            ctypes.c_uint64,
-            ctypes.c_int,
-        ],
+        [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64],
     ),
+    "emulator_reached": (ctypes.c_char_p, [ctypes.c_void_p]),
     "emulator_machine_free": (None, [ctypes.c_void_p]),
     "emulator_memory_add": (
         None,

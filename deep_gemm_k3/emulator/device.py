@@ -88,12 +88,13 @@ class Device:
         quantum: int = 0,
         max_instructions: int = 0,
         lanes_apart: bool = False,
+        coverage: bool = False,
         roles: str = "",
         trace: bool = False,
     ) -> None:
         """``roles`` names the warps of a CTA in the order of their numbers, "math*8,producer,dispatch*3": counters are then
         also kept per role, and a ``trace`` has their names. ``lanes_apart`` lets lanes of a warp run apart wherever no
-        instruction needs them together, as independent thread scheduling allows."""
+        instruction needs them together, as independent thread scheduling allows. ``coverage`` is for ``reached_lines``."""
         if adversary not in ADVERSARIES:
             raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
         if on_deadlock not in ("report", "time"):
@@ -104,11 +105,9 @@ class Device:
         self._machine = library().emulator_machine(
             seed,
             ADVERSARIES.index(adversary),
-            int(race_detection),
-            int(on_deadlock == "time"),
+            race_detection | (on_deadlock == "time") << 1 | lanes_apart << 2 | coverage << 3,
             quantum,
             max_instructions,
-            int(lanes_apart),
         )
         if not library().emulator_observe(self._machine, roles.encode(), int(trace)):
             raise ValueError(error_text())
@@ -141,6 +140,10 @@ class Device:
         """What the launches since the last call did, as JSON for Chrome's or Perfetto's viewer: one track per warp, by role,
         with every wait named by the functions around it. Empty without ``trace=True``."""
         return bytes(library().emulator_trace(self._machine)).decode()
+
+    def reached_lines(self) -> set[int]:
+        """The lines of PTX that some warp has executed, counted from 1. Empty without ``coverage=True``."""
+        return {int(line) for line in library().emulator_reached(self._machine).split()}
 
     def register_tensor(self, tensor: Any, name: str) -> None:
         if hasattr(tensor, "untyped_storage"):

@@ -79,6 +79,7 @@ class Outcome:
     findings: list[tuple[str, str]] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)  # lines of PTX, counted from 1; with coverage only
 
     def __bool__(self) -> bool:
         """Whether anybody noticed anything."""
@@ -118,7 +119,13 @@ class Scene:
                 part.tensor.view(torch.uint8).copy_(part.initial)
 
     def replay(
-        self, ptx: dict[str, str] | None = None, schedule: Schedule | None = None, *, races: bool = True, limit: int = 0
+        self,
+        ptx: dict[str, str] | None = None,
+        schedule: Schedule | None = None,
+        *,
+        races: bool = True,
+        limit: int = 0,
+        coverage: bool = False,
     ) -> Outcome:
         """Runs the launches with ``ptx`` (by entry) in place of what was recorded. ``limit``: warp instructions, at most."""
         how = schedule or Schedule(0)
@@ -134,6 +141,7 @@ class Scene:
                 lanes_apart=how.lanes_apart,
                 race_detection=races,
                 max_instructions=limit,
+                coverage=coverage,
             )
         except EmulatorError as error:
             return Outcome(fault=f"refused: {error}")
@@ -145,7 +153,7 @@ class Scene:
             outcome.fault = str(error)
         if not self.is_abort:  # who drains reads what nobody wrote, without waiting for anybody
             outcome.findings = [(finding.kind, finding.text) for finding in device.findings]
-        outcome.counters = device.counters
+        outcome.counters, outcome.reached = device.counters, device.reached_lines()
         outcome.differing = [name for name, now in self.results() if not torch.equal(now, self.expected[name])]
         return outcome
 
@@ -263,9 +271,10 @@ def _aborting(scene: Scene, what: str, code: int, changes: dict[int, list[tuple[
     for part in scene.memory:
         for rank, writes in changes.items():
             if part.name == f"buffer of rank {rank}" and part.initial is not None:
-                part = replace(part, initial=part.initial.clone())
+                initial = part.initial.clone()
                 for offset, value in writes:
-                    part.initial[offset : offset + value.numel() * value.element_size()] = value.view(torch.uint8)
+                    initial[offset : offset + value.numel() * value.element_size()] = value.view(torch.uint8)
+                part = replace(part, initial=initial)
         memory.append(part)
     ranks = len({given["rank"] for given in scene.launches})
     verdict = torch.tensor([code, ranks - 1], dtype=torch.int32).view(torch.uint8)

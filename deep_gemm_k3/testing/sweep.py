@@ -48,6 +48,7 @@ class Verdict:
     trial: str = ""
     text: str = ""
     seconds: float = 0.0
+    reached: bool = True  # whether any trial executes it
 
     @property
     def survived(self) -> bool:
@@ -122,17 +123,22 @@ class Sweep:
             numbers[site.group] += 1
             self.numbers[i] = numbers[site.group]
         self.instructions: dict[int, int] = {}
+        self.reached: dict[Trial, set[int]] = {}
         self.hints: dict[tuple[str, int], str] = {}  # by site and number: the trial that noticed the mutant last time
 
-    def run(self, text: str, trial: Trial) -> Outcome:
+    def run(self, text: str, trial: Trial, *, coverage: bool = False) -> Outcome:
         limit = BUDGET * self.instructions[trial.act] if self.instructions else 0
-        return self.scenes[trial.act].replay({self.entry: text}, trial.schedule, races=trial.races, limit=limit)
+        return self.scenes[trial.act].replay(
+            {self.entry: text}, trial.schedule, races=trial.races, limit=limit, coverage=coverage
+        )
 
     def check(self, plan: Sequence[Trial]) -> None:
-        """Raises unless the unchanged kernel passes every trial; learns how long it takes."""
+        """Raises unless the unchanged kernel passes every trial; learns how long it takes, and what it executes: where the
+        unchanged kernel does not reach an instruction, neither does a kernel that differs in nothing else."""
         instructions: dict[int, int] = {}
         for trial in plan:
-            outcome = self.run(self.ptx, trial)
+            outcome = self.run(self.ptx, trial, coverage=True)
+            self.reached[trial] = outcome.reached
             if outcome:
                 raise RuntimeError(
                     f"{self.play.name}, {trial}: {outcome.fault} {outcome.findings[:3]} {outcome.differing}"
@@ -151,18 +157,30 @@ class Sweep:
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
+    def reaching(self, site: Site, plan: Sequence[Trial]) -> bool:
+        return any(part.line + 1 in self.reached[trial] for trial in plan for part in (site, *site.also))
+
+    def useful(self, site: Site, number: int, plan: Sequence[Trial]) -> list[Trial]:
+        """The trials that execute a site: those of large acts only where no small one does, and first the one that noticed
+        the mutant last time."""
+        lines = {part.line + 1 for part in (site, *site.also)}
+        found = [trial for trial in plan if lines & self.reached[trial]]
+        small = [trial for trial in found if is_small(self.play, trial.act)]
+        hint = self.hints.get((site.group, number))
+        return sorted(small or found, key=lambda trial: trial_name(trial) != hint)
+
     def judge(self, index: int, plan: Sequence[Trial]) -> Verdict:
         """Runs one mutant until somebody notices; what has noticed it before comes first."""
         site = self.sites[index]
         text = site.mutate(self.ptx)
         verdict = Verdict(site.group, self.numbers[index])
         started = time.perf_counter()
-        hint = self.hints.get((site.group, verdict.number))
-        for trial in sorted(plan, key=lambda trial: _trial_name(trial) != hint):
+        verdict.reached = self.reaching(site, plan)
+        for trial in self.useful(site, verdict.number, plan):
             outcome = self.run(text, trial)
             if outcome:
                 verdict.by = outcome.kinds
-                verdict.trial = _trial_name(trial)
+                verdict.trial = trial_name(trial)
                 texts = [outcome.fault, *(f"{kind}: {text}" for kind, text in outcome.findings), *outcome.differing]
                 verdict.text = next(text for text in texts if text).replace(f"{INCLUDE_DIR}/", "")[:400]
                 break
@@ -194,7 +212,7 @@ class Sweep:
         return Verdict(self.sites[index].group, self.numbers[index], ["hang" if is_late else "crash"])
 
 
-def _trial_name(trial: Trial) -> str:
+def trial_name(trial: Trial) -> str:
     how = trial.schedule
     apart = ", lanes apart" if how.lanes_apart else ""
     return f"act {trial.act}, seed {how.seed}, {how.adversary}{apart}{', races' if trial.races else ''}"

@@ -131,3 +131,25 @@ def test_a_seed_repeats_the_run() -> None:
     digests: Callable[[bool], list[int]] = lambda apart: [digest(seed, apart) for seed in range(8)]  # noqa: E731
     assert digests(True) == digests(True)
     assert digests(True) != digests(False)
+
+
+def test_reached_lines_are_those_that_some_lane_executes() -> None:
+    text = """.version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 y, .param .u64 flag) {
+.reg .pred %p; .reg .b32 %r; .reg .b64 %rd;
+mov.u32 %r, %tid.x;
+setp.gt.u32 %p, %r, 100;
+@%p bra over;
+add.u32 %r, %r, 1;
+@%p add.u32 %r, %r, 2;
+bra end;
+over:
+add.u32 %r, %r, 3;
+end:
+ret; }"""
+    device = Device(coverage=True)
+    device.launch(Module(text), "k", 1, 64, params=[np.zeros(1, np.int32)] * 3)
+    assert {6, 7, 9, 11, 15} <= device.reached_lines()
+    assert not {8, 10, 13} & device.reached_lines()
