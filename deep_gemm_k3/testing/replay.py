@@ -62,13 +62,14 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the emulator schedules: the seed, when asynchronous work completes, how long a warp runs at a stretch, and
-    whether its lanes may run apart."""
+    """How the emulator schedules: the seed, when asynchronous work completes, how long a warp runs at a stretch, whether
+    its lanes may run apart, and what happens when no warp can go on (see `Device`)."""
 
     seed: int
     adversary: str = "random"
     quantum: int = 0
     lanes_apart: bool = False
+    on_deadlock: str = "report"
 
 
 @dataclass
@@ -140,6 +141,7 @@ class Scene:
                 quantum=how.quantum,
                 lanes_apart=how.lanes_apart,
                 race_detection=races,
+                on_deadlock=how.on_deadlock,
                 max_instructions=limit,
                 coverage=coverage,
             )
@@ -172,11 +174,8 @@ def _launch(given: dict[str, Any], modules: dict[str, Module]) -> Launch:
 
 
 @contextmanager
-def on_emulator(**options: Any) -> Iterator[None]:
-    """CPU calls go to the emulator, with these options for a while."""
-    from .. import _extension
-
-    _extension.ops().set_cpu_route("emulator")
+def scheduled(**options: Any) -> Iterator[None]:
+    """The emulator's schedule is another one for a while."""
     service.configure(**options)
     try:
         yield
@@ -247,7 +246,7 @@ def record(play: Play) -> list[Scene]:
     from .._extension import ops
 
     shape = replace(play.shape, tokens=tuple(max(tokens) for tokens in zip(*play.acts, strict=True)))
-    with on_emulator(seed=play.seed):
+    with scheduled(seed=play.seed):
         session = Session(shape, device="cpu", num_sms=play.num_sms, target=play.target)
         for buffer in session.buffers:
             if play.overrides:

@@ -4,6 +4,7 @@
 // Params::timeline: [CTA][warp] tracks of kTimelineRecords records. The first record of a track holds in `argument` how
 // many events followed; the events come after it, those beyond the track's end are only counted. Written by lane 0.
 #pragma once
+#include "../plan/roles_memory.cuh"
 #include "../ptx/sync.cuh"
 #include "../sched/context.cuh"
 
@@ -29,6 +30,7 @@ constexpr const char* kEventNames[kNumEvents] = {"start", "pushed", "headers", "
     "combined", "end", "task", "multiplied", "finished", "asked", "ready"};
 constexpr int kTimelineWarps = 16;
 constexpr int kTimelineRecords = 512;
+static_assert(plan::roles_memory::kTimeline + kTimelineWarps * 4 <= plan::roles_memory::kExperts);
 
 struct TimelineRecord {
     uint64_t nanoseconds; // of the device's global timer
@@ -43,7 +45,9 @@ DG_HOST_DEVICE constexpr uint32_t task_argument(int phase, int row_tile, int blo
 
 __device__ __forceinline__ void mark(const sched::Context& ctx, Event event, uint32_t argument = 0) {
 #ifdef DG_TIMELINE
-    __shared__ uint32_t counts[kTimelineWarps];
+    // Words that every kernel has: a traced kernel needs no more shared memory than the one it stands for, and fits
+    // wherever that one does.
+    auto* counts = reinterpret_cast<uint32_t*>(ctx.roles + plan::roles_memory::kTimeline);
     if (ctx.params.timeline == nullptr || ctx.lane_idx != 0)
         return;
     const uint32_t count = event == Event::kStart ? 1 : counts[ctx.warp_idx] + 1;

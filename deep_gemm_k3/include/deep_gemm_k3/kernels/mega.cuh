@@ -71,6 +71,7 @@ __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uin
         words[plan::roles_memory::kEpoch / 4] = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;
         words[plan::roles_memory::kAborted / 4] =
             ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
+        words[plan::roles_memory::kStageLimit / 4] = sync::stage_limit(params);
     }
     constexpr int begin = plan::roles_memory::kZeroed / 4, end = plan::roles_memory_bytes(C) / 4;
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x)

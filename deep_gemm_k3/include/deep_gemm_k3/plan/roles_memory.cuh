@@ -11,8 +11,9 @@ constexpr int kNumDispatchWarps = 3;
 
 namespace roles_memory {
 // Written before the CTA's first barrier.
-constexpr int kEpoch = 0;   // u32: number of this call
-constexpr int kAborted = 4; // u32: code of an abort that was there before the call
+constexpr int kEpoch = 0;      // u32: number of this call
+constexpr int kAborted = 4;    // u32: code of an abort that was there before the call
+constexpr int kStageLimit = 8; // u32: how long math warps wait for a stage (sync::stage_limit); 0: one did so long
 // Zeroed from here on. Words that exist once.
 constexpr int kZeroed = 16;
 constexpr int kListState = 16;  // u32 sync::ListState
@@ -32,6 +33,7 @@ constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps
 constexpr int kRankTokens = 256; // u32 [64]: tokens; bit 31: its rows come as low-latency words
 constexpr int kRankCtas = 512;   // u32 [64]: CTAs
 constexpr int kFirstWord = 768;  // u32 [65]: route words of all earlier ranks
+constexpr int kTimeline = 1088;  // u32 [16]: events of each warp so far, in traced kernels
 // Rows of the first task's block, where the CTA gathers them itself.
 constexpr int kMaxStageRows = 16;
 constexpr int kStagePlaces = 1152;  // u32 [16]: plan::row_place

@@ -62,21 +62,33 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t pa
     return done != 0;
 }
 
-// Waits for the phase of the given parity; true: it did not complete in `num_tries` tries, each of which may suspend
-// the thread for a while. The one wrapper that holds a loop: between wgmma instructions the compiler must see no branch
-// that could divide the warp, or it serialises them and gives up uniform registers.
-__device__ __forceinline__ bool mbarrier_wait_fails(uint32_t barrier, uint32_t parity, uint32_t num_tries) {
+// Waits for the phase of the given parity, for as many units of 2^20 ns as the word at `limit` in shared memory says.
+// True: that long has passed; the word is zero from then on, so that further waits are over at once. A failing try
+// suspends the thread for some microseconds, and only then are clock and limit read.
+//
+// The one wrapper that holds a loop: between wgmma instructions the compiler must see no branch that could divide the
+// warp, or it serialises them and gives up uniform registers. For the same reason the limit is no argument: from
+// parameters it counts as different in every lane, and from a shuffle it takes a register too many.
+__device__ __forceinline__ bool mbarrier_wait_fails(uint32_t barrier, uint32_t parity, uint32_t limit) {
     uint32_t failed;
-    asm volatile("{\n\t.reg .pred p;\n\t.reg .pred done;\n\t.reg .u32 left;\n\t"
-                 "mov.u32 left, %3;\n"
+    asm volatile("{\n\t.reg .pred done, more;\n\t.reg .u64 now;\n\t.reg .u32 start, units, most;\n\t"
+                 "mov.u32 start, 0xFFFFFFFF;\n"
                  "AGAIN:\n\t"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
-                 "sub.u32 left, left, 1;\n\t"
-                 "setp.eq.or.u32 p, left, 0, done;\n\t"
-                 "@!p bra AGAIN;\n\t"
+                 "@done bra OUT;\n\t"
+                 "mov.u64 now, %globaltimer;\n\t"
+                 "ld.relaxed.cta.shared.u32 most, [%3];\n\t"
+                 "shr.u64 now, now, 20;\n\t"
+                 "cvt.u32.u64 units, now;\n\t"
+                 "min.u32 start, start, units;\n\t"
+                 "sub.u32 units, units, start;\n\t"
+                 "setp.lt.u32 more, units, most;\n\t"
+                 "@more bra AGAIN;\n\t"
+                 "st.relaxed.cta.shared.u32 [%3], 0;\n"
+                 "OUT:\n\t"
                  "selp.u32 %0, 0, 1, done;\n\t}"
         : "=r"(failed)
-        : "r"(barrier), "r"(parity), "r"(num_tries)
+        : "r"(barrier), "r"(parity), "r"(limit)
         : "memory");
     return failed != 0;
 }

@@ -31,8 +31,7 @@ __device__ __forceinline__ bool started_aborted(const uint8_t* roles) {
     return aborted;
 }
 
-// True when this CTA's list is complete and so is the other's. One thread of each; the other one's verdict always
-// comes, since what it waits for is bounded.
+// True when this CTA's list is complete and so is the other's. One thread of each.
 template <Config C>
 __device__ __forceinline__ bool agree(const sched::Context& ctx, bool is_complete) {
     if constexpr (C.num_cluster_ctas == 1) {
@@ -43,8 +42,12 @@ __device__ __forceinline__ bool agree(const sched::Context& ctx, bool is_complet
         const uint32_t rank = ptx::cluster_rank();
         ptx::store_release_cluster(ptx::map_to_cta(own, rank ^ 1), is_complete ? kComplete : kGivenUp);
         uint32_t verdict = 0;
-        while ((verdict = ptx::load_acquire_cluster(ptx::map_to_cta(own, rank))) == 0)
-            ptx::nanosleep(20);
+        wait_local(ctx, {Role::kProducer, What::kList, rank ^ 1}, [&] {
+            verdict = ptx::load_acquire_cluster(ptx::map_to_cta(own, rank));
+            if (verdict == 0)
+                ptx::nanosleep(20);
+            return verdict != 0;
+        });
         return is_complete && verdict == kComplete;
     }
 }

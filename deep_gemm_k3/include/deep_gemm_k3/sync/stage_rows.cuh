@@ -19,8 +19,13 @@ __device__ __forceinline__ void publish_first_task(const sched::Context& ctx, sc
 __device__ __forceinline__ sched::FirstTask wait_first_task(const sched::Context& ctx) {
     const uint32_t address = role_word(ctx, plan::roles_memory::kFirstTask);
     uint32_t what = 0;
-    while ((what = ptx::load_acquire_cta_shared(address)) == static_cast<uint32_t>(sched::FirstTask::kUnknown))
+    wait_local(ctx, {Role::kDispatch, What::kStage, 0}, [&] {
+        what = ptx::load_acquire_cta_shared(address);
+        if (what != static_cast<uint32_t>(sched::FirstTask::kUnknown))
+            return true;
         ptx::nanosleep(20);
+        return false;
+    });
     return sched::FirstTask(what);
 }
 

@@ -49,7 +49,8 @@ __device__ __forceinline__ void wait_together(const sched::Context& ctx, Where w
 }
 
 // Waits for another warp of this CTA or for its own copies; `poll()` typically is an mbarrier's try_wait. What it waits
-// for always comes, since nobody in a CTA ever stops; the limit is there for hardware that fails.
+// for always comes, since nobody in a CTA stops before; the limit is there for hardware that fails. After false a role
+// leaves its tasks, and those who wait for it pass their own limits.
 template <class Poll>
 __device__ __forceinline__ bool wait_local(const sched::Context& ctx, Where where, Poll poll) {
     uint32_t num_polls = 0;
@@ -67,6 +68,12 @@ __device__ __forceinline__ bool wait_local(const sched::Context& ctx, Where wher
     }
     return true;
 }
+// The same limit for waits between instructions that multiply, which find it in shared memory
+// (ptx::mbarrier_wait_fails), in units of 2^20 ns; at least one.
+__device__ __forceinline__ uint32_t stage_limit(const Params& params) {
+    const uint64_t units = params.scalars.timeout_ns >> 19;
+    return units < 0xFFFFFFFF ? static_cast<uint32_t>(units) + 1 : 0xFFFFFFFF;
+}
 
 // State of a CTA's expert list, in shared memory.
 enum class ListState : uint32_t { kBuilding = 0, kReady = 1, kAborted = 2 };
@@ -76,14 +83,18 @@ __device__ __forceinline__ void publish_list(const sched::Context& ctx, ListStat
     ptx::store_release_cta_shared(address, static_cast<uint32_t>(state));
 }
 
-// Waits for the dispatch warps of this CTA; false: the call was aborted before the list was complete.
+// Waits for the dispatch warps of this CTA, which always leave a verdict; false: there is no list to work from.
 __device__ __forceinline__ bool wait_list(const sched::Context& ctx) {
     const uint32_t address =
         static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kListState));
     uint32_t state = 0;
-    // The dispatch warps always leave a verdict: their own waits are bounded. So this one needs no clock of its own.
-    while ((state = ptx::load_acquire_cta_shared(address)) == static_cast<uint32_t>(ListState::kBuilding))
+    wait_local(ctx, {Role::kProducer, What::kList, 0}, [&] {
+        state = ptx::load_acquire_cta_shared(address);
+        if (state != static_cast<uint32_t>(ListState::kBuilding))
+            return true;
         ptx::nanosleep(20);
+        return false;
+    });
     return state == static_cast<uint32_t>(ListState::kReady);
 }
 

@@ -89,10 +89,11 @@ struct Consumer {
             epilogue::SharedToOutputSM100<C>(ctx).finish(task, tile);
     }
 
-    // False: there are no more tasks.
+    // False: there are no more tasks, or a limit has passed.
     __device__ __forceinline__ bool run_task() {
-        wait_barrier(
-            ctx, {sync::Role::kMath, sync::What::kStage, record.index}, rings.record_full(record.index), record.parity);
+        const sync::Where where = {sync::Role::kMath, sync::What::kStage, record.index};
+        if (!wait_barrier(ctx, where, rings.record_full(record.index), record.parity))
+            return false;
         const TaskRecord& next = rings.record(ctx, record.index);
         const bool is_last = next.num_stages == 0;
         if (!is_last) {

@@ -86,10 +86,11 @@ struct Issuer {
             }
     }
 
-    // False: there are no more tasks.
+    // False: there are no more tasks, or a limit has passed.
     __device__ __forceinline__ bool run_task() {
         const auto where = [](uint32_t index) { return sync::Where{sync::Role::kProducer, sync::What::kStage, index}; };
-        wait_barrier(ctx, where(record.index), rings.record_full(record.index), record.parity);
+        if (!wait_barrier(ctx, where(record.index), rings.record_full(record.index), record.parity))
+            return false;
         const TaskRecord& next = rings.record(ctx, record.index);
         const int num_stages = next.num_stages, num_halves = num_product_halves(C, next.task);
         const int num_tokens = num_product_tokens(C, next.task);
@@ -98,11 +99,13 @@ struct Issuer {
         record.advance();
         if (num_stages == 0)
             return false;
-        wait_leader_barrier<C>(ctx, where(sums.index), rings.sums_empty(sums.index), sums.parity ^ 1);
+        if (!wait_leader_barrier<C>(ctx, where(sums.index), rings.sums_empty(sums.index), sums.parity ^ 1))
+            return false;
         ptx::tensor_fence_after_sync();
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
-            wait_leader_barrier<C>(ctx, where(stage.index), rings.full(stage.index), stage.parity);
+            if (!wait_leader_barrier<C>(ctx, where(stage.index), rings.full(stage.index), stage.parity))
+                return false;
             ptx::tensor_fence_after_sync();
             if (!is_shared)
                 multiply_routed(num_tokens, num_halves, k > 0);

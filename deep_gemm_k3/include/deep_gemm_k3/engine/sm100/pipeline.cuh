@@ -110,19 +110,20 @@ struct Rings {
     }
 };
 
-// Bounded by the limit of waits inside a CTA. Called by one thread, or by whole warps, which come out together.
-__device__ __forceinline__ void wait_barrier(
+// Bounded by the limit of waits inside a CTA; false: it has passed, and the role leaves its tasks. Called by one
+// thread, or by whole warps, which come out together.
+__device__ __forceinline__ bool wait_barrier(
     const sched::Context& ctx, sync::Where where, uint32_t barrier, uint32_t parity) {
-    sync::wait_local(ctx, where, [=] { return ptx::mbarrier_try_wait(barrier, parity); });
+    return sync::wait_local(ctx, where, [=] { return ptx::mbarrier_try_wait(barrier, parity); });
 }
 // A barrier at which the other CTA arrives too.
 template <Config C>
-__device__ __forceinline__ void wait_leader_barrier(
+__device__ __forceinline__ bool wait_leader_barrier(
     const sched::Context& ctx, sync::Where where, uint32_t barrier, uint32_t parity) {
     if constexpr (C.num_cluster_ctas == 1)
-        wait_barrier(ctx, where, barrier, parity);
+        return wait_barrier(ctx, where, barrier, parity);
     else
-        sync::wait_local(ctx, where, [=] { return ptx::mbarrier_try_wait_cluster(barrier, parity); });
+        return sync::wait_local(ctx, where, [=] { return ptx::mbarrier_try_wait_cluster(barrier, parity); });
 }
 
 // Called by one thread in the prologue; the CTA synchronises afterwards.

@@ -154,18 +154,20 @@ struct Producer {
     __device__ __forceinline__ bool is_empty() const {
         return ptx::mbarrier_try_wait(rings.empty(stage.index), stage.parity ^ 1);
     }
-    __device__ __forceinline__ void wait_empty() const {
-        wait_barrier(
+    __device__ __forceinline__ bool wait_empty() const {
+        return wait_barrier(
             ctx, {sync::Role::kProducer, sync::What::kStage, stage.index}, rings.empty(stage.index), stage.parity ^ 1);
     }
 
-    __device__ __forceinline__ const TaskRecord& begin(const sched::Task& task, int num_stages) const {
-        wait_barrier(ctx, {sync::Role::kProducer, sync::What::kStage, record.index}, rings.record_empty(record.index),
-            record.parity ^ 1);
+    // Null: no record became empty in time.
+    __device__ __forceinline__ const TaskRecord* begin(const sched::Task& task, int num_stages) const {
+        const sync::Where where = {sync::Role::kProducer, sync::What::kStage, record.index};
+        if (!wait_barrier(ctx, where, rings.record_empty(record.index), record.parity ^ 1))
+            return nullptr;
         TaskRecord& next = rings.record(ctx, record.index);
         next.task = task;
         next.num_stages = num_stages;
-        return next;
+        return &next;
     }
     __device__ __forceinline__ void publish() {
         ptx::mbarrier_arrive(rings.record_full(record.index));
@@ -198,9 +200,10 @@ struct Producer {
         return num_stages;
     }
 
-    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows.
+    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows. False: a
+    // stage was not released in time.
     template <class Source>
-    __device__ __forceinline__ void fill(Source source, const TaskRecord& task, sched::TaskIterator<C>& tasks) {
+    __device__ __forceinline__ bool fill(Source source, const TaskRecord& task, sched::TaskIterator<C>& tasks) {
         int num_left = task.num_stages;
         num_left -= fill_first(source, task);
         if (num_left < kClaimStages)
@@ -209,24 +212,38 @@ struct Producer {
         for (; num_left > 0; --num_left) {
             if (num_left == kClaimStages)
                 tasks.claim();
-            wait_empty();
+            if (!wait_empty())
+                return false;
             arrive_and_expect(source.weight_bytes() + source.token_bytes());
             source.load_weights(target());
             source.load_tokens(target());
             stage.advance();
         }
+        return true;
+    }
+
+    // True when the task is on its way, all of it.
+    __device__ __forceinline__ bool run(const sched::Task& task, sched::TaskIterator<C>& tasks) {
+        const sched::StageRange range = task_stages(C, task);
+        const TaskRecord* next = begin(task, range.end - range.begin);
+        if (next == nullptr)
+            return false;
+        if (!sched::is_shared(task.phase))
+            return fill(RoutedSource<C>(ctx, task, range.begin), *next, tasks);
+        if constexpr (C.has_shared())
+            return fill(SharedSource<C>(ctx, task, range.begin), *next, tasks);
+        return true;
     }
 
     // Ends the list, and waits until the tensor core has let go of every stage: its arrivals are the last thing that
     // happens to the barriers.
     __device__ __forceinline__ void finish() {
-        begin({}, 0);
+        if (begin({}, 0) == nullptr)
+            return;
         publish();
 #pragma unroll 1
-        for (uint32_t s = 0; s < rings.kNumStages; ++s) {
-            wait_empty();
+        for (uint32_t s = 0; s < rings.kNumStages && wait_empty(); ++s)
             stage.advance();
-        }
     }
 };
 
@@ -236,16 +253,12 @@ __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIt
     if (ptx::elect_one()) {
         Producer<C> producer(ctx);
         sched::Task task;
+        bool is_running = true;
 #pragma unroll 1
-        while (tasks.next(task)) {
-            const sched::StageRange range = task_stages(C, task);
-            const TaskRecord& record = producer.begin(task, range.end - range.begin);
-            if (!sched::is_shared(task.phase))
-                producer.fill(RoutedSource<C>(ctx, task, range.begin), record, tasks);
-            else if constexpr (C.has_shared())
-                producer.fill(SharedSource<C>(ctx, task, range.begin), record, tasks);
-        }
-        producer.finish();
+        while (is_running && tasks.next(task))
+            is_running = producer.run(task, tasks);
+        if (is_running)
+            producer.finish();
     }
     __syncwarp();
 }

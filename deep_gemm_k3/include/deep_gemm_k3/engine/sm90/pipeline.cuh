@@ -12,7 +12,8 @@
 // are in the ring of stages and one more in its epilogue, hence num_stages + 1 records. A record without stages ends
 // the list.
 //
-// Neither side can wait for something the other never does; after an abort both carry on to the end of the list.
+// Neither side can wait for something the other never does; after an abort both carry on to the end of the list. Where
+// hardware fails and a wait inside the CTA passes its limit, either side leaves the list.
 #pragma once
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/sync.cuh"
@@ -29,7 +30,6 @@ struct Pipeline {
     static constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
     static constexpr uint32_t kStageBytes = plan::stage_bytes(C);
     static constexpr uint32_t kNumStages = C.num_stages;
-    static constexpr uint32_t kNumTries = 1u << 28;
 
     uint32_t base;   // start of shared memory
     uint32_t stage;  // next stage
@@ -59,14 +59,15 @@ struct Pipeline {
     __device__ __forceinline__ uint32_t previous() const { return stage == 0 ? kNumStages - 1 : stage - 1; }
 
     // Waits for the next stage. What it waits for always comes, since the producer never stops; the limit is there for
-    // hardware that fails. Then the thread carries on and reports at the end (see consume).
+    // hardware that fails. Then the thread goes on to the end of the task and reports (see consume).
     __device__ __forceinline__ void wait_full() {
-        has_failed |= ptx::mbarrier_wait_fails(full(stage), parity, kNumTries);
+        const uint32_t limit = base + kLayout.scheduler + plan::roles_memory::kStageLimit;
+        has_failed |= ptx::mbarrier_wait_fails(full(stage), parity, limit);
     }
-    // The first pass over the ring finds every stage empty.
-    __device__ __forceinline__ void wait_empty(const sched::Context& ctx) const {
+    // The first pass over the ring finds every stage empty. False: the limit has passed.
+    __device__ __forceinline__ bool wait_empty(const sched::Context& ctx) const {
         const uint32_t barrier = empty(stage), wanted = parity ^ 1;
-        sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, stage},
+        return sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, stage},
             [=] { return ptx::mbarrier_try_wait(barrier, wanted); });
     }
     __device__ __forceinline__ bool is_empty() const { return ptx::mbarrier_try_wait(empty(stage), parity ^ 1); }

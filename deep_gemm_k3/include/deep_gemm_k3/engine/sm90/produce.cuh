@@ -147,9 +147,10 @@ struct Producer {
         return num_stages;
     }
 
-    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows.
+    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows. False: a
+    // stage was not released in time.
     template <class Source>
-    __device__ __forceinline__ void fill(Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
+    __device__ __forceinline__ bool fill(Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
         constexpr int kClaimStages = 2;
         int num_left = record.num_stages - fill_first(source, record);
         if (num_left < kClaimStages)
@@ -158,22 +159,24 @@ struct Producer {
         for (; num_left > 0; --num_left) {
             if (num_left == kClaimStages)
                 tasks.claim();
-            pipeline.wait_empty(ctx);
+            if (!pipeline.wait_empty(ctx))
+                return false;
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
             source.load_weights(target());
             source.load_tokens(target());
             pipeline.advance();
         }
+        return true;
     }
 
     // A task whose rows the dispatch warps write into the stages (stage_rows.cuh): weights of a stage once it is empty;
-    // its arrival once its rows are there too.
+    // its arrival once its rows are there too. False: the limit has passed.
     template <class Source>
-    __device__ __forceinline__ void fill_beside_rows(
+    __device__ __forceinline__ bool fill_beside_rows(
         Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
         Pipeline<C> ahead = pipeline;
         int num_asked = 0, num_filled = 0;
-        sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, pipeline.stage}, [&] {
+        return sync::wait_local(ctx, {sync::Role::kProducer, sync::What::kStage, pipeline.stage}, [&] {
             if (num_asked < record.num_stages && ahead.is_empty_now()) {
                 const ptx::CopyTarget to = {ahead.address(), ahead.full(ahead.stage)};
                 ptx::mbarrier_expect_tx(to.barrier, source.weight_bytes());
@@ -190,19 +193,40 @@ struct Producer {
         });
     }
 
-    // Writes the record of a task, once its first stage is empty: then the record is free too.
-    __device__ __forceinline__ const TaskRecord& begin(const sched::Task& task, int num_stages) {
-        pipeline.wait_empty(ctx);
+    // Writes the record of a task, once its first stage is empty: then the record is free too. Null: that stage was not
+    // released in time.
+    __device__ __forceinline__ const TaskRecord* begin(const sched::Task& task, int num_stages) {
+        if (!pipeline.wait_empty(ctx))
+            return nullptr;
         TaskRecord& record = pipeline.next_record(ctx);
         record.task = task;
         record.num_stages = num_stages;
-        return record;
+        return &record;
     }
+    // True when the task is on its way, all of it.
+    __device__ __forceinline__ bool run(const sched::Task& task, sched::TaskIterator<C>& tasks) {
+        const sched::StageRange range = task_stages(C, task);
+        const TaskRecord* record = begin(task, range.end - range.begin);
+        if (record == nullptr)
+            return false;
+        if constexpr (sched::can_gather_into_stages(C)) {
+            const bool gathers = record->task.phase == sched::Phase::kRoutedL1 &&
+                                 sched::gathers_into_stages<C>(ctx, tasks.num_pool_blocks());
+            sync::publish_first_task(ctx, gathers ? sched::FirstTask::kGathered : sched::FirstTask::kOther);
+            if (gathers)
+                return fill_beside_rows(RoutedSource<C>(ctx, record->task, range.begin), *record, tasks);
+        }
+        if (!sched::is_shared(record->task.phase))
+            return fill(RoutedSource<C>(ctx, record->task, range.begin), *record, tasks);
+        if constexpr (C.has_shared())
+            return fill(SharedSource<C>(ctx, record->task, range.begin), *record, tasks);
+        return true;
+    }
+    // Ends the list.
     __device__ __forceinline__ void finish(int order) {
-        begin({}, 0);
+        if (begin({}, 0) == nullptr)
+            return;
         *reinterpret_cast<volatile uint32_t*>(ctx.roles + plan::roles_memory::kOrderOfEnd) = order + 1;
-        if constexpr (sched::can_gather_into_stages(C))
-            sync::publish_first_task(ctx, sched::FirstTask::kOther);
         ptx::mbarrier_arrive(pipeline.full(pipeline.stage));
     }
 };
@@ -213,25 +237,14 @@ __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIt
     if (ptx::elect_one()) {
         Producer<C> producer(ctx);
         sched::Task task;
+        bool is_running = true;
 #pragma unroll 1
-        while (tasks.next(task)) {
-            const sched::StageRange range = task_stages(C, task);
-            const TaskRecord& record = producer.begin(task, range.end - range.begin);
-            if constexpr (sched::can_gather_into_stages(C)) {
-                const bool gathers = task.phase == sched::Phase::kRoutedL1 &&
-                                     sched::gathers_into_stages<C>(ctx, tasks.num_pool_blocks());
-                sync::publish_first_task(ctx, gathers ? sched::FirstTask::kGathered : sched::FirstTask::kOther);
-                if (gathers) {
-                    producer.fill_beside_rows(RoutedSource<C>(ctx, record.task, range.begin), record, tasks);
-                    continue;
-                }
-            }
-            if (!sched::is_shared(record.task.phase))
-                producer.fill(RoutedSource<C>(ctx, record.task, range.begin), record, tasks);
-            else if constexpr (C.has_shared())
-                producer.fill(SharedSource<C>(ctx, record.task, range.begin), record, tasks);
-        }
-        producer.finish(tasks.order_of_end());
+        while (is_running && tasks.next(task))
+            is_running = producer.run(task, tasks);
+        if constexpr (sched::can_gather_into_stages(C)) // whoever has found no task must hear of that too
+            sync::publish_first_task(ctx, sched::FirstTask::kOther);
+        if (is_running)
+            producer.finish(tasks.order_of_end());
     }
     __syncwarp();
 }
