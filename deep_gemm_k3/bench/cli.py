@@ -41,6 +41,7 @@ JsonPath = Annotated[Path | None, typer.Option("--json", help="Where the records
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Where the picture goes; the suffix tells the format.")]
 TracePath = Annotated[Path | None, typer.Option("--trace", help="Where the in-kernel timeline goes, for Perfetto.")]
 Where = Annotated[bool, typer.Option("--where", help="Say where the time goes, from a traced kernel's timeline.")]
+BudgetS = Annotated[float, typer.Option("--budget", help="Begin no further point after so many seconds; 0: do all.")]
 Overrides = Annotated[str, typer.Option(help='Planner\'s choices to replace, as JSON: {"routed_tokens": 16}.')]
 
 
@@ -66,6 +67,7 @@ class Numbers:
     gpus: int = 0
     rounds: int = 40
     where: bool = False
+    budget_s: float = 0.0
 
 
 def numbers(text: str, name: str) -> list[int]:
@@ -138,6 +140,7 @@ def setting_of(n: Numbers) -> Any:
         plot_path=n.plot_path,
         trace_path=n.trace_path,
         where=n.where,
+        budget_s=n.budget_s,
     )
 
 
@@ -211,6 +214,7 @@ def sweep(
     plot_path: PlotPath = None,
     trace_path: TracePath = None,
     overrides: Overrides = "{}",
+    budget_s: BudgetS = 0.0,
 ) -> None:
     """The fused call over token counts, the routed part alone, and the unfused parts beside them."""
     given = locals()
@@ -251,6 +255,7 @@ def cost(
     plot_path: PlotPath = None,
     trace_path: TracePath = None,
     overrides: Overrides = "{}",
+    budget_s: BudgetS = 0.0,
 ) -> None:
     """How the fused call's time grows with tokens, experts, experts per token and local ranks."""
     given = {**locals(), "ranks": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ class Setting:
     trace_path: Path | None = None
     where: bool = False
     """Also say where the time goes, from the timeline of a traced kernel."""
+    budget_s: float = 0.0
+    """A job begins no further point once so many seconds have passed; 0: it takes as long as it takes."""
     say: Callable[[str], None] = print
     group: Group | None = None
     """Ranks that are processes; None: local ranks."""
@@ -61,6 +64,24 @@ class Setting:
         run.save(self.json_path)
         if self.plot_path is not None and run.data["rows"]:
             plots.plot(run.data, self.plot_path)
+
+
+class Budget:
+    """What is left of a job's time, from its beginning on; all processes agree on it."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._begin = setting, time.monotonic()
+
+    def is_spent(self, run: report.Run, left: Sequence[object]) -> bool:
+        """Whether the points ``left`` stay undone; then that is said, and recorded."""
+        setting = self._setting
+        spent = 0.0 < setting.budget_s < time.monotonic() - self._begin
+        if setting.group is not None and setting.budget_s:
+            spent = any(setting.group.all_gather(spent, "bench: budget", _COMPILE_S))
+        if spent and left:
+            setting.say(f"left out, {setting.budget_s:g} s being over: " + ", ".join(str(point) for point in left))
+            run.data["left_out"] = [str(point) for point in left]
+        return spent
 
 
 def cold_copies(shape: Shape) -> int:
@@ -104,6 +125,7 @@ def _compile(shapes: Sequence[tuple[Shape, str, Mapping[str, Any]]], setting: Se
 
 def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more: Any) -> dict[str, Any] | None:
     """One record, or a line that says why there is none."""
+    begin = time.monotonic()
     try:
         row = {**bench.measure(mode, setting.effort, setting.ceilings), **more}
     except (CheckFailed, RuntimeError) as error:
@@ -111,7 +133,7 @@ def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more:
         run.data.setdefault("failures", []).append({"mode": mode, "shape": bench.shape.__dict__, "error": str(error)})
         bench.renew()  # a buffer that saw an abort refuses all further calls
         return None
-    row = run.add(row)
+    row = run.add({**row, "took_s": round(time.monotonic() - begin, 2)})
     setting.say(report.line(row))
     return row
 
@@ -226,14 +248,16 @@ class Sweep:
 
 def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
     """Everything fused and the routed part alone over tokens, with the unfused parts beside them."""
-    run, world = setting.run("sweep"), setting.world(shape.ranks)
+    run, world, budget = setting.run("sweep"), setting.world(shape.ranks), Budget(setting)
     shapes = [replace(shape, tokens=m, shared_tokens=what.rows_beside(m, world.size)) for m in what.tokens]
     _prepare([(s, mode, setting.how.overrides) for s in shapes for mode in what.modes], setting)
     data = make_data(shapes[0], world, setting, cold_copies(shapes[0]))
     baselines = Baselines(shape, setting.device, setting.effort) if what.baselines and world.size == 1 else None
     setting.say(report.header())
     try:
-        for s in shapes:
+        for number, s in enumerate(shapes):
+            if number and budget.is_spent(run, [f"M={left.tokens}" for left in shapes[number:]]):
+                break
             bench = Bench(world, s, [with_shared_tokens(d, s, _SEED) for d in data], setting.device, setting.how)
             rows = [_measure(bench, mode, setting, run) for mode in what.modes]
             turns = _turns(bench, what.modes, setting, run, is_cold=True)
@@ -249,6 +273,8 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
             run.save(setting.json_path)
     finally:
         world.close()
+    if baselines is not None:
+        setting.say(report.verdict_line(run.data["rows"]))
     setting.finish(run)
     return run
 
@@ -272,7 +298,7 @@ def _add_baselines(
     fused = turns.get(row["mode"], row["us"])
     if "routed" in turns and "shared_gemms_us" in parts:
         parts["own_sum_us"] = turns["routed"] + parts["shared_gemms_us"] + parts["norm_us"]
-    row |= {"baselines": parts, "not_slower_than": verdicts(fused, parts)}
+    row |= {"baselines": parts, "compared_us": fused, "not_slower_than": verdicts(fused, parts)}
     setting.say(report.baseline_line(parts, row["not_slower_than"]))
 
 
@@ -281,13 +307,16 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
 
     ``ranks`` splits the device: every rank gets its share of the SMs and of ``shape.experts``.
     """
-    run = setting.run("cost")
+    run, budget = setting.run("cost"), Budget(setting)
     points = [(name, _varied(shape, name, value)) for name, values in varied.items() for value in values]
     _prepare([(s, "dense", setting.how.overrides) for _, s in points], setting)
     most = replace(shape, experts=max(s.experts * s.ranks for _, s in points), ranks=1)
     weights = rank_data(most, _SEED, 0, setting.device, setting.target, 1)
     setting.say(report.header())
-    for s in dict.fromkeys(s for _, s in points):
+    todo = list(dict.fromkeys(s for _, s in points))
+    for number, s in enumerate(todo):
+        if number and budget.is_spent(run, [_point_name(left) for left in todo[number:]]):
+            break
         world = setting.world(s.ranks)
         try:
             data = [_part_of(weights, s, rank, setting.device) for rank in range(s.ranks)]
@@ -302,6 +331,10 @@ def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) ->
         run.save(setting.json_path)
     setting.finish(run)
     return run
+
+
+def _point_name(s: Shape) -> str:
+    return f"M={s.tokens} experts={s.experts} topk={s.topk} ranks={s.ranks}"
 
 
 def _part_of(weights: RankData, shape: Shape, rank: int, device: torch.device) -> RankData:

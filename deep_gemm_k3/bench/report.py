@@ -139,6 +139,19 @@ def baseline_line(parts: Mapping[str, float], verdicts: Mapping[str, bool]) -> s
     return f"        unfused: {listed}; fused not slower than: {said or 'no sum'}"
 
 
+def verdict_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of all token counts at once: whether the fused call is ever slower than its unfused parts together."""
+    compared = [row for row in rows if row.get("not_slower_than")]
+    sums = {"own_sum_us": "its own routed part, cuBLAS and norm", "sum_us": "torch's parts"}
+    said = []
+    for name, parts in sums.items():
+        found = [row for row in compared if name in row["not_slower_than"]]
+        slower = [str(row["shape"]["tokens"]) for row in found if not row["not_slower_than"][name]]
+        if found:
+            said.append(f"{parts}: {'M=' + ', '.join(slower) if slower else 'at none'} of {len(found)} token counts")
+    return "fused slower than the sum of " + ("; ".join(said) or "unfused parts: nothing was compared")
+
+
 def timeline_line(mode: str, tokens: int, sums: Mapping[str, float]) -> str:
     """Where a call's time goes: shares of a CTA's time, then moments."""
     shown = ", ".join(f"{name} {share:.1f} %" for name, share in trace.shares(dict(sums)).items())

@@ -184,6 +184,20 @@ def test_verdicts_compare_with_every_sum() -> None:
     assert "own_sum NO, sum yes" in report.baseline_line(parts, verdicts(20.0, parts))
 
 
+def test_one_line_says_whether_the_fused_call_is_ever_slower() -> None:
+    def row(tokens: int, **sums: bool) -> dict[str, object]:
+        return {"shape": {"tokens": tokens}, "not_slower_than": sums}
+
+    fast = [row(1, own_sum_us=True, sum_us=True, gemms_sum_us=False), {"shape": {"tokens": 1}}]
+    assert report.verdict_line(fast) == (
+        "fused slower than the sum of its own routed part, cuBLAS and norm: at none of 1 token counts; torch's parts: at "
+        "none of 1 token counts"
+    )
+    slow = [*fast, row(8, own_sum_us=False, sum_us=True), row(64, own_sum_us=False)]
+    assert "norm: M=8, 64 of 3 token counts; torch's parts: at none of 2" in report.verdict_line(slow)
+    assert report.verdict_line([]).endswith("nothing was compared")
+
+
 def test_token_owners_own_equally_many_rows() -> None:
     assert [jobs.Sweep([1], ("sp_rs",)).rows_beside(m, 4) for m in (1, 4, 5)] == [4, 4, 8]
     assert jobs.Sweep([1], ("rs",)).rows_beside(5, 4) == 5
@@ -259,7 +273,8 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert parts["own_sum_us"] == pytest.approx(
         rows[0]["in_turns_us"]["routed"] + parts["shared_gemms_us"] + parts["norm_us"]
     )
-    assert rows[0]["not_slower_than"] == verdicts(rows[0]["in_turns_us"]["dense"], parts)
+    assert rows[0]["compared_us"] == rows[0]["in_turns_us"]["dense"]
+    assert rows[0]["not_slower_than"] == verdicts(rows[0]["compared_us"], parts)
     assert picture.stat().st_size > 1000
     assert cli.main(["bench", "plot", str(saved), str(tmp_path / "again.svg")]) == 0
     capsys.readouterr()
@@ -272,6 +287,16 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     assert lines[2].startswith(f"| 1 | {us[0]} | {us[1]} | {sustained} |")
     assert len(lines[0].split("|")) == len(lines[2].split("|"))
+
+
+def test_a_budget_ends_a_job_between_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "sweep.json"
+    shape = options(tokens="1,2,3", experts=2, topk=1, seeds=1, modes="routed", budget=1e-6)
+    assert cli.main(["bench", "sweep", *shape, "--no-baselines", "--json", str(saved)]) == 0
+    run = report.load(saved)
+    assert [row["shape"]["tokens"] for row in run["rows"]] == [1]
+    assert run["left_out"] == ["M=2", "M=3"]
+    assert "being over: M=2, M=3" in capsys.readouterr().out
 
 
 def test_cost_and_tune_runs(tmp_path: Path) -> None:
