@@ -15,7 +15,7 @@ from deep_gemm_k3.testing.replay import Play, Scene, Schedule, record
 
 TIMEOUT_NS = 60 * 10**9  # of the play's buffers
 TIME_OUT = 1  # AbortCell::code: 1 + Fault
-PRODUCER, MATH, LIST, STAGE = 2, 3, 5, 11  # sync/fault.cuh
+DISPATCH, PRODUCER, MATH, LIST, STAGE = 1, 2, 3, 5, 11  # sync/fault.cuh
 
 ARRIVES = (r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, ", "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 ")
 FAULTS = {
@@ -26,19 +26,26 @@ FAULTS = {
     "the other CTA says nothing": (r"st\.release\.cluster\.shared[^;]*;", ""),
     "the tensor core never answers": (r"tcgen05\.commit[.:\w]* [^;]*;", ""),
 }
-CASES = [("sm_90a", fault) for fault in list(FAULTS)[:4]] + [("sm_100a", fault) for fault in FAULTS]
+CASES = [(target, fault) for target in ("sm_90a", "sm_90a, exchanging") for fault in list(FAULTS)[:4]]
+CASES += [("sm_100a", fault) for fault in FAULTS]
+
+
+# One CTA on an SM with many tokens to a tile: there the dispatch warps finish the tiles.
+EXCHANGING = {"routed_tokens": 88, "num_ctas_per_sm": 1}
 
 
 @cache
-def scene(target: str) -> Scene:
+def scene(target: str, exchanges: bool = False) -> Scene:
     shape = WorldShape((), 4, 2, 384, 256, shared_tokens=4, shared_hidden=256, shared_intermediate=128)
-    play = Play("stuck", shape, Options("situ", None, 4.0, 25.0), "dense", ((5,),), calls=1, num_sms=2, target=target)
+    overrides = EXCHANGING if exchanges else {}
+    options = Options("situ", None, 4.0, 25.0)
+    play = Play("stuck", shape, options, "dense", ((5,),), 1, num_sms=2, overrides=overrides, target=target)
     return record(play)[0]
 
 
 @pytest.mark.parametrize(("target", "fault"), CASES)
 def test_a_cta_that_stands_still_reports_it_and_ends(target: str, fault: str) -> None:
-    played = scene(target)
+    played = scene(target.split(",")[0], "exchanging" in target)
     ((entry, text),) = played.ptx.items()
     changed, sites = re.subn(*FAULTS[fault], text)
     assert bool(sites) == (fault != "no fault")
@@ -50,7 +57,7 @@ def test_a_cta_that_stands_still_reports_it_and_ends(target: str, fault: str) ->
         assert (code, outcome.differing, outcome.findings) == (0, [], [])
         return
     assert code == TIME_OUT
-    assert role in (PRODUCER, MATH) and what in (STAGE, LIST)
+    assert role in (DISPATCH, PRODUCER, MATH) and what in (STAGE, LIST)
     if (target, fault) == ("sm_90a", "stages never fill"):
         # Time runs on in steps that double, so the limit is overshot, though not by much.
         assert role == MATH

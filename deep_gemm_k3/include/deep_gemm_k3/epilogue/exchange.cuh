@@ -19,7 +19,6 @@ struct Exchange {
     static constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
     static constexpr int kTokens = C.routed_tile.num_tokens;
     static constexpr uint32_t kNumMathWarps = C.num_math_warpgroups * plan::kWarpsPerWarpgroup;
-    static constexpr uint32_t kNumTries = 1u << 28;
     static_assert(kTokens % 8 == 0);
     static_assert(plan::roles_memory_bytes(C) - plan::roles_memory::cursors_offset(C) <=
                   plan::exchange_half_bytes(C) - plan::staging_bytes_per_warpgroup(C));
@@ -31,6 +30,9 @@ struct Exchange {
     __device__ __forceinline__ uint32_t record() const { return base + kLayout.exchange_control; }
     __device__ __forceinline__ uint32_t full() const { return record() + plan::kExchangeRecordBytes; }
     __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+    __device__ __forceinline__ uint32_t limit() const {
+        return base + kLayout.scheduler + plan::roles_memory::kStageLimit;
+    }
     // 8 columns of a token: 32 bytes. Swizzled, so that four pairs of tokens fall into different banks.
     static __device__ __forceinline__ uint32_t chunk_offset(uint32_t token, uint32_t chunk) {
         return (chunk >> 3) * plan::exchange_half_bytes(C) + token * plan::kExchangeTokenBytes +
@@ -54,7 +56,7 @@ struct ExchangeWriter : Exchange<C> {
     __device__ __forceinline__ explicit ExchangeWriter(const uint8_t* shared) : Base(shared) {}
 
     __device__ __forceinline__ void wait_empty() {
-        has_failed |= ptx::mbarrier_wait_fails(Base::empty(), parity, Base::kNumTries);
+        has_failed |= ptx::mbarrier_wait_fails(Base::empty(), parity, Base::limit());
     }
     // By all threads; what they wrote is there for whoever sees the phase of `full`.
     __device__ __forceinline__ void hand_over(const MathThread& me, int block, int row_tile, int num_tokens) {
@@ -171,12 +173,14 @@ struct ExchangeReader : Exchange<C> {
 #pragma unroll 1
         while (true) {
             // The math warps always say that there are no more; the limit is there for hardware that fails.
-            const bool has_failed = ptx::mbarrier_wait_fails(Base::full(), parity, Base::kNumTries);
+            const bool has_failed = ptx::mbarrier_wait_fails(Base::full(), parity, Base::limit());
             __syncwarp();
             parity ^= 1;
             const uint32_t block = ptx::load_shared_4(Base::record()),
                            row_tile = ptx::load_shared_4(Base::record() + 4);
             const uint32_t num_tokens = ptx::load_shared_4(Base::record() + 8);
+            if (has_failed)
+                sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kDispatch, sync::What::kStage, 0}, 0, 0);
             if (num_tokens == 0 || has_failed)
                 break;
             finish_tile(activate, block, row_tile, num_tokens);
