@@ -209,9 +209,11 @@ void exec_fence(Warp& w, const Inst& in, u32) {
         w.machine->races->fence(w, in.mode);
 }
 
-void exec_proxy_fence(Warp& w, const Inst&, u32) {
+constexpr u16 kOfShared = 1, kOfGlobal = 2;
+
+void exec_proxy_fence(Warp& w, const Inst& in, u32) {
     if (w.machine->races)
-        w.machine->races->proxy_fence(w);
+        w.machine->races->proxy_fence(w, in.mode & kOfShared, in.mode & kOfGlobal);
 }
 
 void exec_other_fence(Warp&, const Inst&, u32) {}
@@ -221,8 +223,7 @@ void build_fence(Builder& b) {
         std::string kind = b.take_of({"async", "alias", "async::generic", "tensormap::generic"});
         if (kind.empty())
             b.fail("unknown proxy");
-        if (kind == "async")
-            b.take_any({"global", "shared::cta", "shared::cluster"});
+        std::string where = kind == "async" ? b.take_of({"global", "shared::cta", "shared::cluster"}) : "";
         std::string order = kind.find("::") != std::string::npos ? b.take_of({"release", "acquire"}) : "";
         if (!order.empty() && !b.take_any({"cta", "cluster", "gpu", "sys"}))
             b.fail("wanted a scope");
@@ -234,7 +235,11 @@ void build_fence(Builder& b) {
         b.want(operands, operands);
         if (operands)
             b.address_extra(b.at(0)), b.constant(b.at(1));
-        return b.emit(kind == "async" ? exec_proxy_fence : exec_other_fence);
+        if (kind != "async" && kind != "async::generic")
+            return b.emit(exec_other_fence);
+        bool only_shared = kind != "async" || (!where.empty() && where != "global");
+        b.in.mode = only_shared ? kOfShared : where.empty() ? kOfShared | kOfGlobal : kOfGlobal;
+        return b.emit(exec_proxy_fence);
     }
     if (b.take("mbarrier_init")) {
         if (!b.take("release") || !b.take("cluster"))
@@ -253,7 +258,11 @@ void build_fence(Builder& b) {
 
 void build_membar(Builder& b) {
     if (b.take("proxy")) {
-        return b.emit(b.take_of({"alias", "async"}) == "async" ? exec_proxy_fence : exec_other_fence);
+        std::string kind = b.take_of({"alias", "async"});
+        if (kind.empty())
+            b.fail("unknown proxy");
+        b.in.mode = kOfShared | kOfGlobal;
+        return b.emit(kind == "async" ? exec_proxy_fence : exec_other_fence);
     }
     std::string level = b.take_of({"cta", "gl", "sys"});
     if (level.empty())

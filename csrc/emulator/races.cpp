@@ -29,7 +29,8 @@ void join_clock(ClockVector& to, const ClockVector& from) {
 
 void Knowledge::join(const Knowledge& other) {
     join_clock(all, other.all);
-    join_clock(fenced, other.fenced);
+    join_clock(fenced_shared, other.fenced_shared);
+    join_clock(fenced_global, other.fenced_global);
     join_clock(tensor, other.tensor);
     messages = std::max(messages, other.messages);
 }
@@ -89,6 +90,16 @@ bool Races::strong_pair(const Mark& old, const Mark& now) const {
     return covers(old.scope, from, to) && covers(now.scope, to, from);
 }
 
+// Whether what is being touched is shared memory of the warp's cluster.
+bool Races::is_shared(const Warp& w) const {
+    for (const Cta* cta : w.cta->cluster->ctas) {
+        u64 first = reinterpret_cast<u64>(cta->shared.data());
+        if (touched_ >= first && touched_ < first + cta->shared.size())
+            return true;
+    }
+    return false;
+}
+
 void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what) {
     bool is_own = old.who == now.who && !now.is_async; // asynchronous operations of one warp do not order each other
     if (old.clock == 0 || is_own || strong_pair(old, now))
@@ -101,7 +112,11 @@ void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& kn
         return;
     }
     bool crosses = old.is_generic && !now.is_generic;
-    if (crosses && get(known.fenced, old.who) < old.clock)
+    if (!crosses)
+        return;
+    bool in_shared = get(known.fenced_shared, old.who) >= old.clock,
+         in_global = get(known.fenced_global, old.who) >= old.clock;
+    if (in_shared != in_global ? in_shared != is_shared(w) : !in_shared)
         machine_.report_at(w, "proxy", std::string(what) + " no proxy fence separates, after " + sites_[old.site]);
 }
 
@@ -140,6 +155,7 @@ void Races::touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_writ
     while (bytes) {
         Shadow* block = shadow_block(address);
         u64 first = address % 64, last = std::min<u64>(64, first + bytes);
+        touched_ = address;
         for (u64 i = first; i < last; ++i)
             is_write ? write_byte(w, block[i], now, known) : read_byte(w, block[i], now, known);
         address += last - first, bytes -= last - first;
@@ -208,9 +224,12 @@ void Races::fence(Warp& w, u16 mode) {
     raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
 }
 
-void Races::proxy_fence(Warp& w) {
+void Races::proxy_fence(Warp& w, bool of_shared, bool of_global) {
     State& mine = state(w);
-    join_clock(mine.known.fenced, mine.known.all);
+    if (of_shared)
+        join_clock(mine.known.fenced_shared, mine.known.all);
+    if (of_global)
+        join_clock(mine.known.fenced_global, mine.known.all);
     raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
 }
 
@@ -290,7 +309,7 @@ void Races::finish(const Launch& launch) {
     }
     for (auto& cluster : launch.clusters)
         objects_.erase(objects_.lower_bound({cluster.get(), 0}), objects_.lower_bound({cluster.get() + 1, 0}));
-    join_clock(all.fenced, all.all); // the end of a kernel orders every proxy
+    all.fenced_shared = all.fenced_global = all.all; // the end of a kernel orders every proxy
 }
 
 void Races::forget(const void* object, u64 round) {

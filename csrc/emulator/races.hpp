@@ -16,11 +16,12 @@ namespace deep_gemm_k3::emulator {
 
 using ClockVector = std::vector<u32>;
 
-// What a warp knows: `all` is ordered before it; `fenced` also across the generic and the asynchronous proxy; `tensor`
+// What a warp knows: `all` is ordered before it; `fenced_shared` and `fenced_global` also across the generic and the
+// asynchronous proxy, for the memory that the fence named; `tensor`
 // is what tcgen05.fence::before_thread_sync and commits have published, `ready` what the warp's own fences have taken
 // of it.
 struct Knowledge {
-    ClockVector all, fenced, tensor, ready;
+    ClockVector all, fenced_shared, fenced_global, tensor, ready;
     u32 messages = 0; // of the longest chain of messages between ranks, each sent after the one before was received
     void join(const Knowledge& other);
 };
@@ -62,7 +63,7 @@ class Races {
     // Strong accesses to memory and fences.
     void synchronise(Warp& w, const u8* memory, Access kind, u16 mode);
     void fence(Warp& w, u16 mode);
-    void proxy_fence(Warp& w);
+    void proxy_fence(Warp& w, bool of_shared, bool of_global);
     u32 longest_chain = 0;
 
   private:
@@ -115,12 +116,14 @@ class Races {
     std::map<std::pair<const void*, u32>, u32> site_index_;
     std::pair<const void*, u32> last_place_{nullptr, 0};
     u32 last_site_ = 0;
+    u64 touched_ = 0; // address in the block that is being compared
 
     State& state(Warp& w);
     Shadow* shadow_block(u64 address);
     u32 site(Warp& w);
     static bool covers(Scope scope, const Residence& from, const Residence& to);
     bool strong_pair(const Mark& old, const Mark& now) const;
+    bool is_shared(const Warp& w) const;
     void check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what);
     void touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known);
     void read_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known);

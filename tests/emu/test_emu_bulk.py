@@ -185,3 +185,24 @@ def test_copies_that_are_not_allowed(text: str, message: str) -> None:
     body = ".reg .b64 %y; .shared .align 8 .b64 bar; .shared .align 16 .b8 box[256]; ld.param.u64 %y, [y]; .reg .b32 %v; mov.b32 %v, 0; st.shared.b32 [box], %v; st.shared.b32 [box+4], %v; st.shared.b32 [box+8], %v; st.shared.b32 [box+12], %v;"
     with pytest.raises(EmulatorError, match=message):
         run_ptx(body + text, ".param .u64 y", [torch.zeros(128, dtype=torch.uint8)], block=1)
+
+
+SPACES = """.reg .b32 %t, %s, %n; .reg .b64 %x, %y; .reg .pred %p; .shared .align 128 .b8 box[512]; .shared .align 8 .b64 bar; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0; ld.param.u64 %x, [x]; ld.param.u64 %y, [y]; mad.wide.u32 %x, %t, 4, %x; mov.u32 %s, box; mad.lo.u32 %s, %t, 4, %s;
+"""
+STORED = "st.shared.b32 [%s], %t; FENCE bar.warp.sync -1; @%p cp.async.bulk.global.shared::cta.bulk_group [%y], [box], 128; @%p cp.async.bulk.commit_group; @%p cp.async.bulk.wait_group 0;"
+LOADED = """st.global.b32 [%x], %t; FENCE @%p mbarrier.init.shared::cta.b64 [bar], 1; bar.warp.sync -1; ld.param.u64 %x, [x]; @%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 128;
+@%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [box], [%x], 128, [bar]; TRY: mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0; @!%p bra TRY;"""
+FENCES = {
+    "": "", "fence.proxy.async;": "sg", "fence.proxy.async.global;": "g", "fence.proxy.async.shared::cta;": "s",
+    "fence.proxy.async.shared::cluster;": "s", "fence.proxy.alias;": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fence", FENCES)
+@pytest.mark.parametrize("memory", ["s", "g"])
+def test_a_proxy_fence_is_of_the_memory_it_names(memory: str, fence: str) -> None:
+    x, y = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    body = SPACES + (STORED if memory == "s" else LOADED).replace("FENCE", fence)
+    device = Device(race_detection=True)
+    run_ptx(body, ".param .u64 x, .param .u64 y", [x, y], device=device)
+    assert {f.kind for f in device.findings} == (set() if memory in FENCES[fence] else {"proxy"})
