@@ -152,7 +152,9 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
                 _measure(bench, mode, setting, run, cold=is_cold)
                 run.save(setting.json_path)
             _turns(bench, modes, setting, run, is_cold)
+            run.save(setting.json_path)
             _communication(world, shape, setting, run)
+            run.save(setting.json_path)
             if setting.traces and is_cold:
                 traced(bench, modes[0], setting, run)
             bench.destroy()
