@@ -18,6 +18,7 @@ from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
+from deep_gemm_k3.testing.replay import Play, Schedule, record
 from deep_gemm_k3.testing.routing import ROUTINGS
 from deep_gemm_k3.testing.runner import RankCall, RankResult, RunOptions, Session, check_world, run_world
 from deep_gemm_k3.testing.world import RankInput
@@ -240,6 +241,22 @@ def test_what_a_kernel_finds_stops_all_ranks(sms: int) -> None:
     finally:
         session.close()
     assert all("num_shared_tokens differs between ranks" in text for text in said), said
+
+
+@pytest.mark.parametrize("ctas", [2, 1])
+@pytest.mark.parametrize("adversary", ["random", "latest"])
+def test_lanes_apart_and_calls_that_abort(adversary: str, ctas: int) -> None:
+    """Recorded calls with the lanes of a warp apart; then with a rank that names no such expert, which only one CTA of a pair
+    finds, and with abort cells that are set when the kernels start. Both end all ranks alike, at once: a wait that only its
+    time limit ends is a deadlock here."""
+    shape = WorldShape((), 4, 2, 256, 256, 20, 256, 128)
+    overrides = {"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": ctas}
+    play = Play(
+        "", shape, SITU, "sp_rs", ((5, 4),), calls=2, num_sms=4, overrides=overrides, aborts=True, target="sm_100a"
+    )
+    for scene in record(play):
+        outcome = scene.replay(schedule=Schedule(5, adversary, lanes_apart=True))
+        assert not outcome, (scene.name, outcome)
 
 
 def test_a_missing_rank_is_named_and_nothing_hangs() -> None:

@@ -51,9 +51,14 @@ __device__ __forceinline__ void note_fault(
     note->wanted = wanted;
     note->seen = seen;
 }
-// True when this CTA or any rank has failed: nothing is worth waiting for any more.
+// What the CTAs of a pair tell each other about their expert lists (sync/pair.cuh).
+enum class Verdict : uint32_t { kNone = 0, kComplete = 1, kGivenUp = 2 };
+
+// True when this CTA, the other one of its pair, or any rank has failed: nothing is worth waiting for any more.
 __device__ __forceinline__ bool must_drain(const sched::Context& ctx) {
-    return *static_cast<volatile uint32_t*>(&local_fault(ctx)->code) != 0 || is_aborted(ctx.buffer);
+    const auto* verdict = reinterpret_cast<const volatile uint32_t*>(ctx.roles + plan::roles_memory::kPeerVerdict);
+    return *static_cast<volatile uint32_t*>(&local_fault(ctx)->code) != 0 ||
+           *verdict == static_cast<uint32_t>(Verdict::kGivenUp) || is_aborted(ctx.buffer);
 }
 
 // Publishes the CTA's note to all ranks. One thread, after the CTA's other threads are done.

@@ -31,13 +31,15 @@ __device__ __forceinline__ bool started_aborted(const uint8_t* roles) {
     return aborted;
 }
 
-// True when this CTA's list is complete and so is the other's. One thread of each.
+// True when this CTA's list is complete and so is the other's. One thread of each. A CTA that has given up ends the other
+// one's waits by saying so: its own note reaches the ranks only when both CTAs have ended.
 template <Config C>
 __device__ __forceinline__ bool agree(const sched::Context& ctx, bool is_complete) {
     if constexpr (C.num_cluster_ctas == 1) {
         return is_complete;
     } else {
-        constexpr uint32_t kComplete = 1, kGivenUp = 2;
+        constexpr auto kComplete = static_cast<uint32_t>(Verdict::kComplete);
+        constexpr auto kGivenUp = static_cast<uint32_t>(Verdict::kGivenUp);
         const uint32_t own = ptx::shared_address(ctx.roles + plan::roles_memory::kPeerVerdict);
         const uint32_t rank = ptx::cluster_rank();
         ptx::store_release_cluster(ptx::map_to_cta(own, rank ^ 1), is_complete ? kComplete : kGivenUp);
