@@ -31,8 +31,8 @@ __device__ __forceinline__ bool started_aborted(const uint8_t* roles) {
     return aborted;
 }
 
-// True when this CTA's list is complete and so is the other's. One thread of each. A CTA that has given up ends the other
-// one's waits by saying so: its own note reaches the ranks only when both CTAs have ended.
+// True when this CTA's list is complete and so is the other's. One thread of each. A CTA that has given up ends the
+// other one's waits by saying so: its own note reaches the ranks only when both CTAs have ended.
 template <Config C>
 __device__ __forceinline__ bool agree(const sched::Context& ctx, bool is_complete) {
     if constexpr (C.num_cluster_ctas == 1) {
