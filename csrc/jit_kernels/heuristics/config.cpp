@@ -1,5 +1,6 @@
 #include "config.hpp"
 
+#include "deep_gemm_k3/plan/pool_rows.cuh"
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 #include "describe.hpp"
@@ -41,25 +42,28 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
-// Blocks that an expert's rows take, in expectation: their number is about normal with its mean as variance.
-double expected_blocks_of_expert(double mean, int num_tokens) {
-    const double deviation = std::sqrt(mean), least = mean - 4 * deviation, most = mean + 4 * deviation;
-    if (most - least > 100.0 * num_tokens)
-        return mean / num_tokens + 0.5;
-    int blocks = std::max(1, static_cast<int>(least / num_tokens));
-    double expected = blocks;
-    for (; blocks * num_tokens < most; ++blocks)
-        expected += 0.5 * std::erfc((blocks * num_tokens + 0.5 - mean) / (deviation * std::sqrt(2.0)));
-    return expected;
+// Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
+// mean as variance: its blocks share them evenly and take the narrowest mainloop that has its share. Each block costs
+// as much again as kBlockCost tokens.
+double expected_cost_of_expert(double mean, int num_tokens) {
+    constexpr int kBlockCost = 16;
+    constexpr double kStep = 0.25, kMost = 4; // standard deviations
+    const int least_width = num_tokens - plan::kNumNarrowWidths * plan::kWidthStep;
+    double cost = 0, weights = 0;
+    for (double z = -kMost; z <= kMost; z += kStep) {
+        const double weight = std::exp(-z * z / 2), rows = std::max(1.0, mean + z * std::sqrt(mean));
+        const double blocks = std::ceil(rows / num_tokens);
+        const double width = std::ceil(rows / blocks / plan::kWidthStep) * plan::kWidthStep;
+        cost += weight * blocks * (std::clamp<double>(width, least_width, num_tokens) + kBlockCost);
+        weights += weight;
+    }
+    return cost / weights;
 }
 
-// Of the tiles for many rows the one that multiplies least: its padding, and what a tile costs beside its products in
-// tokens. Wider ones than these pad more in prefill or leave the fragments no registers.
+// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers.
 int routed_tokens_for_many(double mean) {
-    static constexpr int kTiles[] = {64, 88, 104};
-    constexpr int kTileCost = 8;
-    const auto cost = [&](int tokens) { return expected_blocks_of_expert(mean, tokens) * (tokens + kTileCost); };
-    return *std::ranges::min_element(kTiles, {}, cost);
+    static constexpr int kTiles[] = {48, 64, 88, 104};
+    return *std::ranges::min_element(kTiles, {}, [&](int tokens) { return expected_cost_of_expert(mean, tokens); });
 }
 
 // Small tiles hold an expert's rows at the given mean in most cases: mean plus about two standard deviations.

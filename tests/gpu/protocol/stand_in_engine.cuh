@@ -107,7 +107,7 @@ struct Engine {
         for (int chunk = ctx.lane_idx; chunk < num_columns / 8; chunk += 32)
             sum += hash_chunk(
                 *reinterpret_cast<const uint4*>(pool + plan::operand_tile_offset(tile, num_columns, block, chunk / 16) +
-                                                plan::operand_chunk_offset(tile, token, chunk % 16)),
+                                                plan::operand_chunk_offset(token, chunk % 16)),
                 chunk * 8);
         return warp_sum(sum);
     }
@@ -131,7 +131,7 @@ struct Engine {
             }
             *reinterpret_cast<uint4*>(sched::component<C>(ctx, plan::Component::kPoolIntermediate) +
                                       plan::operand_tile_offset(tile, C.shape.intermediate, task.block, task.row_tile) +
-                                      plan::operand_chunk_offset(tile, token, ctx.lane_idx)) = {
+                                      plan::operand_chunk_offset(token, ctx.lane_idx)) = {
                 words[0], words[1], words[2], words[3]};
         }
     }

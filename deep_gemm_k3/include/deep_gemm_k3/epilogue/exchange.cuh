@@ -160,8 +160,7 @@ struct ExchangeReader : Exchange<C> {
             const float next_weight = weight_of(token + plan::kNumDispatchWarps * kTokensPerTurn);
             const ptx::Vector4 result = finish_chunk(activate, pairs, weight);
             if (token < num_tokens)
-                *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(Base::kTokens, token, chunk)) =
-                    result;
+                *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(token, chunk)) = result;
             token += plan::kNumDispatchWarps * kTokensPerTurn;
             weight = next_weight;
         }

@@ -137,7 +137,7 @@ struct ToPool {
         const bool exists = kTokens % kPass == 0 || first_token + 8 * j + static_cast<int>(token) < kTokens;
         if ((kPaired == 2 || me.lane < 16) && exists) {
             const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
-            *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(kTokens, first_token + 8 * j + token,
+            *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(first_token + 8 * j + token,
                                                         8 * me.warpgroup + 2 * me.warp + block)) = chunk;
         }
         __syncwarp();

@@ -8,7 +8,7 @@
 namespace deep_gemm_k3::plan {
 
 // Widths of a tile's mainloops: the tile's tokens and less by one step after the other.
-constexpr int kWidthStep = 8, kMinTileOfWidths = 72, kNumNarrowWidths = 2;
+constexpr int kWidthStep = 8, kMinTileOfWidths = 40, kNumNarrowWidths = 2;
 DG_HOST_DEVICE constexpr bool has_widths(const Config& c) {
     return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinTileOfWidths &&
            c.routed_tile.num_tokens % kWidthStep == 0;

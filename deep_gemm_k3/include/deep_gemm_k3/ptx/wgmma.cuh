@@ -31,15 +31,17 @@ __device__ __forceinline__ void keep(float& value) {
     asm volatile("" : "+f"(value));
 }
 
-// Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows per 1024-byte group. Moving by whole
-// 16-byte units adds to the low word: +32 bytes for each k16 inside the 64 k of a row.
+// Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows of 1024 bytes to a group, the groups 1024
+// or more bytes apart. Moving by whole 16-byte units adds to the low word: +32 bytes for each k16 inside the 64 k of a
+// row.
 struct WgmmaDescriptor {
     uint32_t low;
 
     __device__ __forceinline__ explicit WgmmaDescriptor(uint32_t shared_address)
         : low(((shared_address & 0x3FFFF) >> 4) | (1u << 16)) {}
+    template <uint32_t kGroupBytes = 1024>
     __device__ __forceinline__ uint64_t at(uint32_t byte_offset) const {
-        constexpr uint32_t high = (1024u >> 4) | (1u << 30); // stride between groups; 128-byte swizzle
+        constexpr uint32_t high = (kGroupBytes >> 4) | (1u << 30); // stride between groups; 128-byte swizzle
         return (static_cast<uint64_t>(high) << 32) | (low + (byte_offset >> 4));
     }
 };

@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_group(
             const uint32_t low = codes[2 * i], high = codes[2 * i + 1];
             const uint4 chunk = {convert_pair(low, scale), convert_pair(low >> 16, scale), convert_pair(high, scale),
                 convert_pair(high >> 16, scale)};
-            *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(num_tokens, row, (group & 3) * 4 + i)) = chunk;
+            *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(row, (group & 3) * 4 + i)) = chunk;
         }
     }
 }
@@ -71,12 +71,11 @@ __device__ __forceinline__ void load_codes(Group& group, const uint8_t* from) {
 // 8 columns of one row, into the chunk of BF16 that they fill.
 template <Config C>
 __device__ __forceinline__ void store_vector(uint8_t* block, int row, int vector, uint2 codes, uint32_t scale_byte) {
-    constexpr int num_tokens = C.routed_tile.num_tokens;
     const float scale = operand_scale(scale_byte);
     const uint4 chunk = {convert_pair(codes.x, scale), convert_pair(codes.x >> 16, scale), convert_pair(codes.y, scale),
         convert_pair(codes.y >> 16, scale)};
-    *reinterpret_cast<uint4*>(block + (vector >> 4) * plan::pool_tile_bytes(C) +
-                              plan::operand_chunk_offset(num_tokens, row, vector & 15)) = chunk;
+    *reinterpret_cast<uint4*>(
+        block + (vector >> 4) * plan::pool_tile_bytes(C) + plan::operand_chunk_offset(row, vector & 15)) = chunk;
 }
 
 // A row of codes and scales as they lie in the inputs and in plain rows. On SM90 neighbouring lanes take neighbouring

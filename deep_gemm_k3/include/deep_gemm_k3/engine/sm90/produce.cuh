@@ -34,6 +34,7 @@ struct RoutedSource {
     const uint8_t* tokens;
     uint32_t block_stride; // bytes between m64 blocks
     uint32_t num_blocks;
+    uint32_t token_bytes_; // of a stage: those of the tokens that are multiplied
 
     __device__ __forceinline__ RoutedSource(const sched::Context& ctx, const sched::Task& task, int first_stage) {
         const bool is_l1 = task.phase == sched::Phase::kRoutedL1;
@@ -47,9 +48,12 @@ struct RoutedSource {
                   first_stage * plan::kUnitBytes;
         tokens = sched::component<C>(ctx, is_l1 ? plan::Component::kPoolX : plan::Component::kPoolIntermediate) +
                  plan::operand_tile_offset(C.routed_tile.num_tokens, num_k, task.block, first_stage);
+        token_bytes_ = kTokenBytes;
+        if constexpr (plan::has_widths(C))
+            token_bytes_ = max_of(ceil_div(task.num_valid_tokens, 8) * 8, plan::least_width(C)) * 256;
     }
     __device__ __forceinline__ uint32_t weight_bytes() const { return num_blocks * plan::kUnitBytes; }
-    __device__ __forceinline__ uint32_t token_bytes() const { return kTokenBytes; }
+    __device__ __forceinline__ uint32_t token_bytes() const { return token_bytes_; }
     __device__ __forceinline__ void load_weights(ptx::CopyTarget to) {
         const uint8_t* from = weights;
         to.shared += kTokenBytes;
@@ -62,7 +66,7 @@ struct RoutedSource {
         weights += plan::kUnitBytes;
     }
     __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
-        ptx::bulk_load(to, tokens, kTokenBytes, kTokenPolicy);
+        ptx::bulk_load(to, tokens, token_bytes_, kTokenPolicy);
         tokens += kTokenBytes;
     }
 };

@@ -5,6 +5,7 @@
 // while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one group
 // into the next stage: then all its wgmmas have retired.
 #pragma once
+#include "../../plan/operand_tile.cuh"
 #include "../../ptx/matrix.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../../sched/task.cuh"
@@ -19,7 +20,8 @@ struct RoutedMainloop {
     static constexpr int kNumBlocks = C.routed_tile.num_rows / plan::kUnitRows / C.num_math_warpgroups; // m64 blocks
     static constexpr int kNumAccumulators = kTileTokens / 2;                                            // per block
     static constexpr int kBlocksPerStage = 4;                                                           // k32 blocks
-    // Registers decide both: two CTAs per SM leave 96, 128 tokens take 128 for the accumulators.
+    // Registers decide both: two CTAs per SM leave 96, 128 tokens take 128 for the accumulators, and with several
+    // widths the assembler finds none for a second block.
     static constexpr int kGroupBlocks = plan::has_widths(C) || kTileTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
     static constexpr bool kPrefetch = kTileTokens < 128 && C.num_ctas_per_sm == 1;
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
@@ -86,7 +88,8 @@ struct RoutedMainloop {
 #pragma unroll
         for (int j = 0; j < 2 * kGroupBlocks; ++j) {
             const int step = kGroup * kGroupBlocks * 2 + j; // k16 step of the stage
-            const uint64_t tokens = stage.at(step / 4 * kTileTokens * 128 + step % 4 * 32);
+            const uint64_t tokens =
+                stage.at<plan::kOperandGroupBytes>(step / 4 * plan::kOperandHalfBytes + step % 4 * 32);
 #pragma unroll
             for (int m = 0; m < kNumBlocks; ++m)
                 ptx::Wgmma<kTokens>::from_registers(used(acc[m]), &fragments[m][4 * j], tokens);
