@@ -77,8 +77,7 @@ __device__ __forceinline__ void clear_missing_rows(
 #pragma unroll 1
     for (int i = self.thread; i < (num_tokens - num_rows) * num_chunks; i += roles::kNumDispatchThreads)
         *reinterpret_cast<uint4*>(stages + i % num_chunks / 16 * plan::stage_bytes(C) +
-                                  plan::operand_chunk_offset(num_tokens, num_rows + i / num_chunks, i % 16)) = {
-            0, 0, 0, 0};
+                                  plan::operand_chunk_offset(num_rows + i / num_chunks, i % 16)) = {0, 0, 0, 0};
 }
 
 // All dispatch warps, once the list is complete.
