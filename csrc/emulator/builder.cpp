@@ -147,6 +147,8 @@ Ref Builder::source_row(const Operand& operand, Type type, RowClass cls, s32& vr
     u64 address = 0;
     bool is_module = false;
     const Variable* variable = decoder_.find_variable(s.scope, operand.name, address, is_module);
+    if (!variable && decoder_.syntax_.function_index.count(operand.name))
+        fail("the address of function '" + operand.name + "': calls through pointers are not modelled");
     if (!variable)
         fail("unknown operand '" + operand.name + "'");
     u64 addend = address + static_cast<u64>(operand.offset);

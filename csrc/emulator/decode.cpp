@@ -48,6 +48,11 @@ constexpr SpecialName kSpecials[] = {
     {"%is_explicit_cluster", Special::IsExplicitCluster, false},
     {"%dynamic_smem_size", Special::DynamicSmem, false},
     {"%total_smem_size", Special::TotalSmem, false},
+    {"%reserved_smem_offset_begin", Special::ReservedBegin, false},
+    {"%reserved_smem_offset_end", Special::ReservedEnd, false},
+    {"%reserved_smem_offset_cap", Special::ReservedEnd, false},
+    {"%reserved_smem_offset_0", Special::ReservedBegin, false},
+    {"%reserved_smem_offset_1", Special::ReservedHalf, false},
 };
 
 bool is_aligned(const Statement& statement) {

@@ -130,6 +130,10 @@ u64 special_value(const Warp& w, Special what, u32 lane) {
         return launch.dynamic_shared;
     case Special::TotalSmem:
         return cta.shared.size();
+    case Special::ReservedHalf: // the system's part of shared memory may be named, but is not there
+        return kSharedReserved / 2;
+    case Special::ReservedEnd:
+        return kSharedReserved;
     case Special::SharedBase:
         return u64{cta.rank} << 24;
     case Special::ParamBase:

@@ -46,6 +46,9 @@ bool Parser::body_directive() {
             table.push_back(name());
         while (accept(","));
         expect(";");
+    } else if (word == ".callprototype") { // of a call through a pointer, which is an error when it is decoded
+        while (!accept(";"))
+            next();
     } else if (word == ".pragma") {
         next();
         expect(";");

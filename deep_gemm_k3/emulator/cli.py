@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +40,21 @@ def parse_parameter(text: str) -> object:
 
 
 def _triple(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    parts = text.split(",")
+    if len(parts) > 3 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise typer.BadParameter(f"{text}: wanted x[,y[,z]], positive numbers")
+    return [int(part) for part in parts]
+
+
+def _shown(tensor: Any) -> str:
+    """Short tensors whole, long ones by their ends."""
+    import torch
+
+    torch.set_printoptions(threshold=64)
+    try:
+        return f"{tensor}, {list(tensor.shape)}"
+    finally:
+        torch.set_printoptions(profile="default")
 
 
 @app.command()
@@ -103,9 +117,10 @@ def emulate(
         print(device.printed, end="")
     for number, value in enumerate(values):
         if hasattr(value, "data_ptr"):
-            print(f"param {number}: {value}")
+            print(f"param {number}: {_shown(value)}")
     for counter, count in device.counters.items():
-        print(f"{counter:18s} {count}")
+        if count:
+            print(f"{counter:18s} {count}")
     for role, counters in device.role_counters.items():
         print(f"{role + ':':18s} " + ", ".join(f"{name} {count}" for name, count in counters.items() if count))
     print(f"{'seconds':18s} {seconds:.3f}")

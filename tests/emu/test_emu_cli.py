@@ -36,6 +36,48 @@ def test_emulate_reports_faults(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "out-of-bounds" in capsys.readouterr().out
 
 
+MANY = """
+__device__ __noinline__ float twice(float x) { return x * 2; }
+__device__ __noinline__ float more(float x) { return x + 2; }
+extern "C" __global__ void pointer(float* x, int which) {
+    float (*f)(float) = which ? twice : more;
+    x[threadIdx.x] = f(x[threadIdx.x]);
+}
+extern "C" __global__ void plain(float* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }"""
+
+
+def test_what_one_kernel_lacks_is_no_matter_to_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(compile_cuda(MANY, "sm_90a", "--generate-line-info"))
+    assert main(["emulate", str(file), "--kernel", "plain", "--param", "f32[1000]=ones"]) == 0
+    text = capsys.readouterr().out
+    assert "2., 2., 2.,  ..., 1., 1., 1.]), [1000]" in text and "wgmma" not in text
+    assert main(["emulate", str(file), "--kernel", "pointer", "--param", "f32[32]=ones", "--param", "1"]) == 1
+    assert "calls through pointers are not modelled" in capsys.readouterr().out
+    assert main(["emulate", str(file), "--check"]) == 1
+    assert "PTX line" in capsys.readouterr().out  # of the function whose address is taken
+
+
+def test_shapes_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(compile_cuda(SOURCE))
+    for given in ("x", "0", "1,2,3,4", "-1"):
+        assert main(["emulate", str(file), f"--grid={given}"]) != 0
+        assert f"{given}: wanted x[,y[,z]]" in capsys.readouterr().err
+
+
+def test_the_systems_shared_memory_may_be_named() -> None:
+    import numpy as np
+
+    out = np.zeros(3, np.uint32)
+    names = ("begin", "1", "end")
+    body = ".reg .b32 %v; .reg .b64 %y; ld.param.u64 %y, [y]; " + "".join(
+        f"mov.u32 %v, %reserved_smem_offset_{name}; st.global.u32 [%y+{4 * i}], %v; " for i, name in enumerate(names)
+    )
+    run_ptx(body, ".param .u64 y", [out], block=1)
+    assert 0 == out[0] < out[1] < out[2] == 1024
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
