@@ -54,6 +54,22 @@ const char* reduce_name(ReduceOp op) {
     return kNames[static_cast<u8>(op)];
 }
 
+bool reduce_exists(ReduceOp op, Type type) {
+    bool is_half = type == Type::F16 || type == Type::BF16, is_unsigned = type == Type::U32 || type == Type::U64;
+    switch (op) {
+    case ReduceOp::Add:
+        return is_unsigned || is_half || type == Type::S32 || type == Type::F32 || type == Type::F64;
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+        return is_unsigned || is_half || type == Type::S32 || type == Type::S64;
+    case ReduceOp::Inc:
+    case ReduceOp::Dec:
+        return type == Type::U32;
+    default:
+        return type == Type::B32 || type == Type::B64;
+    }
+}
+
 ReduceOp take_reduce(Builder& b) {
     for (u8 i = 1; i < 9; ++i)
         if (b.take(reduce_name(static_cast<ReduceOp>(i))))

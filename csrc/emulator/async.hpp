@@ -17,6 +17,7 @@ bool wait_groups(Warp& w, Groups& groups, u32 m, u32 keep, bool reads_only, cons
 enum class ReduceOp : u8 { None, Add, Min, Max, Inc, Dec, And, Or, Xor };
 ReduceOp take_reduce(Builder& b);
 const char* reduce_name(ReduceOp op);
+bool reduce_exists(ReduceOp op, Type type); // of bulk copies
 // memory[0..bytes) op= values, elements of a type
 void reduce_bytes(u8* memory, const u8* values, u64 bytes, ReduceOp op, Type type);
 

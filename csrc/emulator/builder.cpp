@@ -61,11 +61,29 @@ Type Builder::take_type_or(Type fallback) {
     return fallback;
 }
 
-Type Builder::take_type() {
+Type Builder::take_any_type() {
     Type type = take_type_or(Type::None);
     if (type == Type::None)
         fail("no type");
     return type;
+}
+
+Type Builder::take_type() {
+    Type type = take_any_type();
+    switch (type) {
+    case Type::TF32:
+    case Type::E4M3:
+    case Type::E5M2:
+    case Type::E4M3x2:
+    case Type::E5M2x2:
+    case Type::E2M1x2:
+    case Type::E2M3x2:
+    case Type::E3M2x2:
+    case Type::UE8M0x2:
+        fail(std::string("this instruction has no type .") + type_name(type));
+    default:
+        return type;
+    }
 }
 
 bool Builder::done() const {

@@ -35,6 +35,7 @@ class Builder {
     std::string take_of(std::initializer_list<const char*> mods); // the one present, or ""
     std::string take_next();                                      // the first unconsumed modifier
     Type take_type();                                             // the first unconsumed type, an error when none
+    Type take_any_type();                                         // also one of matrices and conversions only
     Type take_type_or(Type fallback);
     bool done() const;
 

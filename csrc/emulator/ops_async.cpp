@@ -139,8 +139,8 @@ void exec_nothing(Warp&, const Inst&, u32) {}
 void build_bulk_copy(Builder& b, bool reduces) {
     std::string to = b.take_of({"shared::cluster", "shared::cta", "global"});
     std::string from = b.take_of({"shared::cta", "global", "shared::cluster"});
-    if (to == "global" && from == "shared::cluster")
-        b.fail("unknown source space");
+    if (to.empty() || from.empty() || (to == "global" && from != "shared::cta"))
+        b.fail("unknown state spaces");
     if (to == "shared::cta" && from == "shared::cluster")
         std::swap(to, from);
     bool to_global = to == "global";
@@ -151,8 +151,11 @@ void build_bulk_copy(Builder& b, bool reduces) {
     u64 reduction = 0;
     if (reduces) {
         ReduceOp op = take_reduce(b);
-        b.take("noftz");
-        reduction = u64{static_cast<u8>(op)} | u64{static_cast<u8>(b.take_type())} << 8;
+        bool noftz = b.take("noftz");
+        Type type = b.take_type();
+        if (!reduce_exists(op, type) || noftz != (op == ReduceOp::Add && (type == Type::F16 || type == Type::BF16)))
+            b.fail("this operation does not exist for this type");
+        reduction = u64{static_cast<u8>(op)} | u64{static_cast<u8>(type)} << 8;
     }
     size_t count = (to_global ? 3 : 4) + (multicast ? 1 : 0) + (hint ? 1 : 0) + (mask ? 1 : 0);
     b.want(count, count);

@@ -47,6 +47,8 @@ void build_async_store(Builder& b, bool reduces) {
     std::string vector = b.take_of({"v2", "v4"});
     u32 n = vector.empty() ? 1 : static_cast<u32>(vector[1] - '0');
     Type type = b.take_type();
+    if (reduces ? !reduce_exists(op, type) || type_is_float(type) : type_size(type) < 4 || n * type_size(type) > 16)
+        b.fail("this type does not exist here");
     b.want(3, 3);
     b.in.n = static_cast<u8>(n);
     b.address(&Inst::a, b.at(0));

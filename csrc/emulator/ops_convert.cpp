@@ -300,7 +300,12 @@ Handler fast_path(const Conversion& c) {
 void check_rounding(const Builder& b, const Conversion& c, const std::string& name) {
     bool to_int = is_integer_type(c.to), from_int = is_integer_type(c.from);
     bool narrows = type_size(c.to) < type_size(c.from) || (c.to != c.from && type_size(c.to) == type_size(c.from));
+    auto pair = [](Type type) { return type == Type::F16x2 || type == Type::BF16x2; };
+    auto is_element = [](Type type) { return type == Type::E4M3 || type == Type::E5M2; };
     bool fits;
+    if (is_element(c.to) || is_element(c.from) || (is_narrow(c.from) && !pair(c.to)) ||
+        (is_narrow(c.to) && !pair(c.from) && c.from != Type::F32))
+        b.fail("this conversion does not exist");
     if (c.to == Type::UE8M0x2)
         fits = name == "rz" || name == "rp";
     else if (is_narrow(c.to) || is_narrow(c.from))
@@ -349,8 +354,8 @@ void build_convert(Builder& b) {
     c.sat = b.take("sat");
     c.satfinite = b.take("satfinite");
     c.relu = b.take("relu");
-    c.to = b.take_type();
-    c.from = b.take_type();
+    c.to = b.take_any_type();
+    c.from = b.take_any_type();
     check_rounding(b, c, round);
     if (is_narrow(c.to) || is_narrow(c.from))
         return build_narrow(b, c);

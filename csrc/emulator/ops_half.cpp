@@ -152,8 +152,11 @@ u16 take_modes(Builder& b) {
         mode |= kXorSign;
     if (b.take("abs"))
         mode |= kAbs;
-    b.take("rn");
-    b.take("approx");
+    bool rounds = b.take("rn"), is_function = b.s.op == "ex2" || b.s.op == "tanh";
+    if (is_function != b.take("approx"))
+        b.fail(is_function ? "wanted .approx" : "this instruction has no .approx");
+    if (b.s.op == "fma" && !rounds)
+        b.fail("wanted a rounding mode");
     return mode;
 }
 

@@ -432,7 +432,9 @@ void build_dot(Builder& b) {
         mode |= 8;
     else if (mode && !b.take("lo"))
         b.fail("wanted .lo or .hi");
-    Type first = b.take_type(), second = b.take_type_or(first);
+    Type first = b.take_type(), second = b.take_type();
+    if ((first != Type::U32 && first != Type::S32) || (second != Type::U32 && second != Type::S32))
+        b.fail("wanted .u32 or .s32, twice");
     mode |= static_cast<u16>((first == Type::S32 ? 1 : 0) | (second == Type::S32 ? 2 : 0));
     operands_ternary(b, Type::B32);
     b.in.mode = mode;

@@ -29,6 +29,9 @@ u16 take_ordering(Builder& b, Order fallback, Scope fallback_scope) {
         scope = Scope::Gpu;
     if (where == "sys")
         scope = Scope::Sys;
+    bool has_default = b.s.op != "mbarrier" && fallback_scope != Scope::None; // a scope alone, or an order alone
+    if (!has_default && b.s.op != "fence" && name != "weak" && name != "volatile" && name.empty() != where.empty())
+        b.fail(name.empty() ? "wanted a memory order" : "wanted a scope");
     bool is_strong = order != Order::Weak;
     if (mmio && (order != Order::Relaxed || scope != Scope::Sys))
         b.fail(".mmio wants .relaxed.sys");

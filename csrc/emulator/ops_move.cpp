@@ -273,6 +273,8 @@ void exec_isspacep(Warp& w, const Inst& in, u32 m) {
 
 void build_isspacep(Builder& b) {
     std::string space = b.take_of({"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"});
+    if (space.empty())
+        b.fail("wanted a state space");
     b.want(2, 2);
     b.def(&Inst::dst, b.at(0), Type::Pred);
     b.use(&Inst::a, b.at(1), Type::B64);

@@ -186,8 +186,11 @@ void build_tensor_copy(Builder& b) {
                     : multicast == "warpx2::01_23" ? Spread::Halves01
                                                    : Spread::Once;
     Expand expand = Expand::None;
-    if (b.take("b8x16"))
+    if (b.take("b8x16")) {
         expand = b.take("b4x16_p64") ? Expand::From4 : b.take("b6x16_p32") ? Expand::From6 : Expand::None;
+        if (expand == Expand::None)
+            b.fail("wanted the format to expand from");
+    }
     b.want(2, 2);
     b.address_extra(b.at(0));
     b.use_extra(b.at(1), Type::B64);

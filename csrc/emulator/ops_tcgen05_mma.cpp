@@ -139,11 +139,14 @@ u32 take_scale_blocks(Builder& b, TensorKind kind) {
     return blocks;
 }
 
-void take_collector(Builder& b) {
+// Hints: the content of the collector has no effect on results. Weight-stationary products name those of B.
+void take_collector(Builder& b, bool stationary) {
+    if (b.take("ashift"))
+        b.fail("A in tensor memory that is shifted is not modelled");
     for (const char* buffer : {"a", "b0", "b1", "b2", "b3"})
         for (const char* use : {"fill", "use", "lastuse", "discard"})
-            b.take(std::string("collector::") + buffer + "::" + use);
-    b.take("ashift");
+            if ((buffer[0] == 'b') == stationary)
+                b.take(std::string("collector::") + buffer + "::" + use);
 }
 
 } // namespace
@@ -160,7 +163,7 @@ void build_tensor_product(Builder& b) {
         b.fail(scaled ? "this kind has no block scales" : "wanted .block_scale");
     if (scaled)
         blocks = take_scale_blocks(b, kind);
-    take_collector(b);
+    take_collector(b, mode & kStationary);
     b.want(5, 8);
     b.address_extra(b.at(0));
     const Operand& a = b.at(1);

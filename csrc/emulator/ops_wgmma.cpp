@@ -210,7 +210,7 @@ void build_product(Builder& b) {
     if (shape.rfind("m64n", 0) != 0 || at_k == std::string::npos)
         b.fail("unknown shape " + shape);
     s.n = std::atoi(shape.c_str() + at_n + 1), s.k = std::atoi(shape.c_str() + at_k + 1);
-    s.d = b.take_type(), s.a = b.take_type(), s.b = b.take_type();
+    s.d = b.take_type(), s.a = b.take_any_type(), s.b = b.take_any_type();
     int size = type_size(s.a);
     bool types_fit = size == 2   ? s.a == s.b && (s.a == Type::BF16 || s.a == Type::F16)
                      : size == 4 ? s.a == Type::TF32 && s.b == s.a

@@ -93,7 +93,45 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", BAD)
+MORE = [
+    "ld.gpu.global.u32 %r0, [%x0];", "st.sys.global.u32 [%x0], %r0;", "mbarrier.arrive.release.shared::cta.b64 %x0, [bar];", "mbarrier.test_wait.cta.shared::cta.b64 %p0, [bar], %x0;",
+    "mbarrier.complete_tx.cluster.shared::cluster.b64 [%r0], %r1;", "isspacep %p0, %x0;", "cp.async.bulk.shared::cluster.mbarrier::complete_tx::bytes [box], [%x0], %r1, [bar];",
+    "cp.async.bulk.global.bulk_group [%x0], [box], %r1;", "cp.reduce.async.bulk.global.shared::cta.bulk_group.xor.u32 [%x0], [box], %r1;", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f16 [%x0], [box], %r1;",
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.f32 [%r0], %f1, [%r2];", "fma.bf16x2 %r0, %r1, %r2, %r3;", "tanh.f16x2 %r0, %r1;", "add.approx.f16 %h0, %h1, %h2;",
+    "cvt.rn.e4m3.s32 %r1, %r0;", "cvt.rn.f64.e4m3x2 %x0, %h0;", "ld.global.e4m3x2 %h0, [%x0];", "selp.e4m3 %r0, %r1, %r2, %p0;", "dp4a.u32 %r0, %r1, %r2, %r3;", "dp4a.u32.b32 %r0, %r1, %r2, %r3;",
+    f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e2m1.f32 {FOUR},{{%r0,%r1,%r2,%r3}},{{%r4,%r5}},{FOUR};",
+    f"mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0 {FOUR},{{%r0,%r1,%r2,%r3}},{{%r4,%r5}},{FOUR}, %r6, {{0, 1}}, %r7, {{0, 1}};",
+    f"mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {FOUR},{{%r0,%r1}},{{%r2,%r3}},{FOUR},%r4,0x0;", f"mma.sp.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {FOUR},{{%r0,%r1}},{{%r2,%r3}},{FOUR},%r4,0x0;",
+]  # fmt: skip
+BLACKWELL = [
+    "tcgen05.mma.cta_group::1.kind::f16.ashift [%r0], [%r2], %x1, %r1, %p0;", "tcgen05.mma.cta_group::1.kind::i8.collector::b0::use [%r0], %x0, %x1, %r1, %p0;",
+    "tcgen05.mma.ws.cta_group::1.kind::i8.collector::a::use [%r0], %x0, %x1, %r1, %p0;", "tcgen05.mma.sp.cta_group::1.kind::f16 [%r0], %x0, %x1, [%r2], %r1, %p0;", "tcgen05.cp.cta_group::1.128x256b.b8x16 [%r0], %x0;",
+    "tcgen05.ld.red.sync.aligned.32x32b.x2.min.f32 {%r0,%r1}, %r0, [%r0];", "tcgen05.alloc.sync.aligned.shared::cta.b32 [%r0], 64;", "tcgen05.commit.cta_group::1.shared::cluster.b64 [%r0];", "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [box], [bar];",
+    "cvt.rs.bf16x2.f32 %r0, %f0, %f1, %r1;", "add.f32.f16 %f0, %h0, %f1;", "st.bulk.weak.shared::cta [%x0], 64, 0;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BLACKWELL)
+def test_what_does_not_exist_or_has_no_model_on_blackwell_is_an_error_with_its_line(text: str) -> None:
+    module = f".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry k() {{\n{REGISTERS}\n{text}\nret; }}"
+    with pytest.raises(EmulatorError, match="line 8: "):
+        Module(module).check()
+
+
+HINTS = [
+    "tcgen05.mma.cta_group::1.kind::f16.collector::a::fill [%r0], [%r2], %x1, %r1, %p0;", "tcgen05.mma.cta_group::1.kind::f16.collector::a::lastuse [%r0], %x0, %x1, %r1, %p0;",
+    "tcgen05.mma.ws.cta_group::1.kind::i8.collector::b0::use [%r0], %x0, %x1, %r1, %p0;", "tcgen05.mma.ws.cta_group::1.kind::f16.collector::b3::discard [%r0], %x0, %x1, %r1, %p0;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_hints_of_the_collector_are_accepted(text: str) -> None:
+    Module(
+        f".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry k() {{\n{REGISTERS}\n{text}\nret; }}"
+    ).check()
+
+
+@pytest.mark.parametrize("text", BAD + MORE)
 def test_what_does_not_exist_is_an_error_with_its_line(text: str) -> None:
     module = (
         f".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n{REGISTERS}\n{text}\nEND: ret; }}"
