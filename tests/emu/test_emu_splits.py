@@ -83,4 +83,4 @@ def test_rows_are_gathered_into_stages(
     shape = WorldShape(tokens, experts, topk, 1024, 256, 20, 512, 128)
     splits = {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 1}
     overrides = {"splits": splits, "routed_tokens": routed_tokens, "num_stages": num_stages}
-    check(shape, "dense", 48, overrides, routing)
+    check(shape, "sp_rs" if len(tokens) == 2 else "dense", 48, overrides, routing)

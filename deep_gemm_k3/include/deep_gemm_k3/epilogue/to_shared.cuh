@@ -103,10 +103,8 @@ struct SharedDestination {
     __device__ __forceinline__ explicit SharedDestination(const sched::Context& ctx)
         : params(ctx.params), generation(0) {
         if constexpr (C.is_published()) {
-            // A generation out of range has been reported by then.
-            generation = static_cast<int>(ptx::load_relaxed_sys(params.publication.flags));
-            if (generation >= params.publication.num_generations)
-                generation = -1;
+            // The dispatch warps noted it before the list was complete, and reported one that is out of range.
+            generation = *reinterpret_cast<const volatile int*>(ctx.roles + plan::roles_memory::kGeneration);
         }
     }
     __device__ __forceinline__ bool is_valid() const { return generation >= 0; }

@@ -111,6 +111,17 @@ __device__ __forceinline__ void run_math(const Params& params, uint8_t* shared) 
     debug::mark(ctx, debug::Event::kCombined);
 }
 
+// After the producer's walk, by the lane that made it; where none did, as in engines of tests, everything is possible.
+template <Config C>
+__device__ __forceinline__ void tell_what_is_published(const sched::Context& ctx, const sched::TaskIterator<C>& tasks) {
+    const bool has_walked = tasks.has_begun(), has_any = __any_sync(0xFFFFFFFFu, has_walked);
+    if (has_walked)
+        sync::tell_publishes(ctx, static_cast<uint32_t>(tasks.publishes()));
+    else if (!has_any && ctx.lane_idx == 0)
+        sync::tell_publishes(ctx, static_cast<uint32_t>(sched::Publishes::kSomething));
+    __syncwarp();
+}
+
 template <class Engine>
 __device__ __forceinline__ void finalize(const uint8_t* shared) {
     if constexpr (requires { Engine::finalize(shared); })
@@ -151,6 +162,8 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         if (warp == num_math_warps) {
             sched::TaskIterator<C> tasks(ctx);
             Engine::produce(ctx, tasks);
+            if constexpr (C.is_published())
+                tell_what_is_published<C>(ctx, tasks);
         } else if (warp < first_issuing_warp) {
             roles::dispatch<C, Engine>(ctx);
         } else {

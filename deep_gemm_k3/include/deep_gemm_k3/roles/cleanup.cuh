@@ -8,16 +8,25 @@ namespace deep_gemm_k3::roles {
 
 // Publication visibility. Every CTA, after its last publication store, adds one to its rank's count on every rank
 // (release, system scope: it covers the stores of all math warps, which met this warp at a barrier, bulk stores having
-// completed before). CTA 0 of each rank waits until all CTAs of all ranks have done so; the kernel cannot end before
-// it. Counts are cumulative and only calls that publish take part, so the expected values live beside them. One warp.
+// completed before). A CTA without tiles to publish need not wait for its last task. CTA 0 of each rank waits until all
+// CTAs of all ranks have done so; the kernel cannot end before it. Counts are cumulative and only calls that publish
+// take part, so the expected values live beside them. One warp.
 template <Config C>
 __device__ __forceinline__ void make_publication_visible(const Context& ctx, bool healthy) {
-    __syncwarp();
-    ptx::barrier_sync(ptx::NamedBarrier::kTasksDone, C.num_math_warpgroups * 128 + 32);
+    const auto wait_tasks_done = [] {
+        __syncwarp();
+        ptx::barrier_sync(ptx::NamedBarrier::kTasksDone, C.num_math_warpgroups * 128 + 32);
+    };
+    const bool is_early =
+        __all_sync(0xFFFFFFFFu, sync::wait_publishes(ctx) == static_cast<uint32_t>(sched::Publishes::kNothing));
+    if (!is_early)
+        wait_tasks_done();
 #pragma unroll 1
     for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
         ptx::red_release_sys_add(
             ctx.params.buffers[rank] + plan::control::kPublicationCount + ctx.params.rank * plan::kControlLineBytes, 1);
+    if (is_early)
+        wait_tasks_done();
     if (ctx.cta_idx != 0 || !healthy)
         return;
     auto* expected = reinterpret_cast<uint32_t*>(ctx.buffer + plan::control::kPublicationExpected);

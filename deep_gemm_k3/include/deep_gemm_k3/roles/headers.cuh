@@ -30,12 +30,15 @@ __device__ __forceinline__ bool all_healthy(const Context& ctx) {
     return ptx::barrier_all(ptx::NamedBarrier::kDispatch, kNumDispatchThreads, is_healthy);
 }
 
-// What this rank was told to publish to, checked before any task that publishes can start. The ranges are the host's.
+// What this rank was told to publish to: checked, and noted, before any task that publishes can start. The ranges are
+// the host's.
 template <Config C>
 __device__ __forceinline__ void check_publication(const Context& ctx) {
     const PublicationTarget& target = ctx.params.publication;
     const uint32_t generation = target.flags[0], stride = target.flags[2];
-    if (generation >= static_cast<uint32_t>(target.num_generations)) {
+    const bool is_known = generation < static_cast<uint32_t>(target.num_generations);
+    *static_cast<volatile uint32_t*>(words_at(ctx, plan::roles_memory::kGeneration)) = is_known ? generation : ~0u;
+    if (!is_known) {
         sync::note_fault(ctx, sync::Fault::kGenerationOutOfRange, {sync::Role::kDispatch, sync::What::kInput, 0},
             target.num_generations, generation);
         mark_faulty(ctx);
@@ -96,6 +99,18 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
     }
     if (ctx.lane_idx == 0)
         words_at(ctx, plan::roles_memory::kFirstWord)[0] = 0;
+}
+
+// Whether every rank has begun this call, seen from where each is looked at once; acquired like below. One warp.
+template <Config C>
+__device__ __forceinline__ bool ranks_are_ready(const Context& ctx) {
+    bool ready = true;
+#pragma unroll 1
+    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+        ready &= static_cast<int32_t>(
+                     ptx::load_acquire_sys(ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes) -
+                     ctx.epoch) >= 0;
+    return __all_sync(0xFFFFFFFFu, ready);
 }
 
 // Waits until every rank has begun this call, and acquires it: their earlier calls are over, so what they read in our

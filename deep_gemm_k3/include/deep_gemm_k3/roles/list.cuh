@@ -291,10 +291,12 @@ template <Config C>
 __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
     if (C.is_published() && self.thread == 32)
         check_publication<C>(ctx);
+    // One look at the ready words beside the wait for headers; who is late is waited for beside the counting.
+    bool is_ready = true;
     if (self.warp == 0)
         read_headers<C>(ctx);
     else if (C.shape.num_ranks > 1 && self.warp == 2)
-        wait_ranks_ready<C>(ctx);
+        is_ready = ranks_are_ready<C>(ctx);
     bool healthy = all_healthy(ctx);
     debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
@@ -304,6 +306,8 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
             count_directly<C>(ctx, self, num_words, shares);
         else
             count_by_shares<C>(ctx, self, num_words, shares);
+        if (!is_ready)
+            wait_ranks_ready<C>(ctx);
         healthy = all_healthy(ctx);
         const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps + self.warp;
         share.begin_part = shares.begin_part(unit);

@@ -205,10 +205,11 @@ __device__ __forceinline__ void prefetch_inputs(const Params& params) {
 
 template <Config C>
 __device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& self) {
-    // The first CTAs begin first.
+    // The first CTAs begin first. But a fence waits behind the copies of its SM, and the last CTAs have no shared tile
+    // to copy for.
     if (ctx.cta_idx == 0 && self.warp == 0)
         push_header<C>(ctx);
-    if (C.shape.num_ranks > 1 && ctx.cta_idx == 0 && self.warp == 1)
+    if (C.shape.num_ranks > 1 && ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 1)
         push_ready<C>(ctx);
     push_route_words<C>(ctx, self);
     if constexpr (C.shape.num_ranks > 1) {

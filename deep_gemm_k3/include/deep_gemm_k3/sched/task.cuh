@@ -5,8 +5,9 @@
 // a task does not enter its result.
 //
 // Order: shared L1 | routed L1 | routed L2 | shared L2. Shared L1 needs no dispatch and comes first. Shared L2 comes
-// last: it hides the wait for the peers' partials, and it publishes only after every header of the call has been
-// checked.
+// last: it hides the wait for the peers' partials. Where it publishes and shared L1 is split, so done early, it comes
+// before routed L2: then publication is over while the partials are still on their way. Either way it publishes only
+// after every header of the call has been checked.
 //   shared: row tile, token block, split (innermost);  routed: expert, row tile, token block of the expert, split.
 #pragma once
 #include "../config.cuh"
@@ -131,6 +132,15 @@ __device__ __forceinline__ int num_shared_blocks(const Context& ctx) {
     return C.has_shared() ? ceil_div(ctx.params.shared.num_tokens, C.shared_tile.num_tokens) : 0;
 }
 
+// The phases in the order of the list.
+DG_HOST_DEVICE constexpr Phase phase_at(const Config& c, int place) {
+    const bool swaps_l2 = c.is_published() && c.splits.shared_l1 > 1;
+    return Phase(swaps_l2 && place > static_cast<int>(Phase::kRoutedL1) ? 5 - place : place);
+}
+
+// Whether any task of a CTA publishes, once it has been handed all of them.
+enum class Publishes : uint32_t { kUnknown = 0, kNothing = 1, kSomething = 2 };
+
 // Walks this CTA's tasks, for the one thread that hands them to the others. It waits for the expert list by itself,
 // once, before the first task that needs it. After an abort that happened before the list was complete it ends. The two
 // CTAs of a pair have a task together and each a row tile of it. Without kClaims task i belongs to CTA i mod grid, and
@@ -167,7 +177,9 @@ class TaskIterator {
             }
             begin_phase();
         }
-        if (is_shared(Phase(phase_)))
+        if (C.is_published() && phase() == Phase::kSharedL2)
+            publishes_ = Publishes::kSomething;
+        if (is_shared(phase()))
             decode_shared(task);
         else
             decode_routed(task);
@@ -176,8 +188,11 @@ class TaskIterator {
         return true;
     }
 
+    __device__ __forceinline__ bool has_begun() const { return phase_ >= 0; }
     // Once next() has handed out a routed task.
     __device__ __forceinline__ int num_pool_blocks() const { return num_pool_blocks_; }
+    // After next() has returned false: whether a task was of the phase that publishes.
+    __device__ __forceinline__ Publishes publishes() const { return publishes_; }
     // After next() has returned false: CTAs of the rank that had found no more tasks before this one. Every CTA claims
     // one task too many.
     __device__ __forceinline__ int order_of_end() const { return index_; }
@@ -200,6 +215,7 @@ class TaskIterator {
         index_ = static_cast<int>(index) + ctx_.num_ctas / C.num_cluster_ctas - first_task_;
         return true;
     }
+    __device__ __forceinline__ Phase phase() const { return phase_at(C, phase_); }
     __device__ __forceinline__ const uint32_t* num_rows() const {
         return reinterpret_cast<const uint32_t*>(ctx_.roles + plan::roles_memory::num_rows_offset(C));
     }
@@ -218,7 +234,7 @@ class TaskIterator {
         return true;
     }
     __device__ void begin_phase() {
-        const Phase phase = Phase(phase_);
+        const Phase phase = phase_at(C, phase_);
         const int num_shared = num_shared_blocks<C>(ctx_),
                   num_blocks = is_shared(phase) ? num_shared : num_pool_blocks_;
         splits_ = phase_splits<C>(phase, num_shared, num_pool_blocks_, ctx_.num_ctas);
@@ -226,7 +242,7 @@ class TaskIterator {
         expert_ = 0;
     }
     __device__ void fill_split(Task& task, int& index) const {
-        task.phase = Phase(phase_);
+        task.phase = phase();
         task.num_splits = splits_.num_splits;
         task.split = index % splits_.num_splits;
         task.split_task = splits_.first_split_task + index + rank_in_cluster() * num_tasks_;
@@ -245,7 +261,7 @@ class TaskIterator {
     __device__ void decode_routed(Task& task) {
         int index = index_;
         fill_split(task, index);
-        const int num_tiles = num_row_tiles(C, Phase(phase_));
+        const int num_tiles = num_row_tiles(C, phase());
         const int block = index / num_tiles; // lies in the right expert; the block inside it is found below
         // Last expert whose first block is <= block. Experts are walked in ascending order, so it lies at expert_ or
         // after.
@@ -266,8 +282,8 @@ class TaskIterator {
     }
 
     const Context& ctx_;
-    int index_; // of the task, relative to the current phase
-    int phase_;
+    int index_;           // of the task, relative to the current phase
+    int phase_;           // place in the list
     int first_task_;      // of the current phase
     int num_tasks_;       // of the current phase
     int num_pool_blocks_; // -1 before the list is known
@@ -275,6 +291,7 @@ class TaskIterator {
     uint32_t num_claims_; // of the pair
     uint32_t claim_;      // the last one; in the second CTA of a pair more by one, 0 before the first
     PhaseSplits splits_;
+    Publishes publishes_ = Publishes::kNothing;
 };
 
 } // namespace deep_gemm_k3::sched

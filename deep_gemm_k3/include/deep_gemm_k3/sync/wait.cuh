@@ -83,6 +83,24 @@ __device__ __forceinline__ void publish_list(const sched::Context& ctx, ListStat
     ptx::store_release_cta_shared(address, static_cast<uint32_t>(state));
 }
 
+// Whether this CTA has anything to publish: the producer says it when it has handed over all tasks.
+__device__ __forceinline__ void tell_publishes(const sched::Context& ctx, uint32_t what) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kPublishes));
+    ptx::store_release_cta_shared(address, what);
+}
+__device__ __forceinline__ uint32_t wait_publishes(const sched::Context& ctx) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kPublishes));
+    uint32_t what = 0;
+    wait_local(ctx, {Role::kPublication, What::kPublicationDone, 0}, [&] {
+        what = ptx::load_acquire_cta_shared(address);
+        if (what != 0)
+            return true;
+        ptx::nanosleep(100);
+        return false;
+    });
+    return what;
+}
+
 // Waits for the dispatch warps of this CTA, which always leave a verdict; false: there is no list to work from.
 __device__ __forceinline__ bool wait_list(const sched::Context& ctx) {
     const uint32_t address =

@@ -17,6 +17,9 @@ struct SharedMainloop {
     static constexpr uint32_t kWeightBoxBytes = C.shared_tile.num_rows * 128;
     static constexpr uint32_t kTokenBoxBytes = kTokens * 128;
     static constexpr uint32_t kBlockBytes = plan::kUnitRows * 128;
+    // With two CTAs on an SM memory is what limits: a stage goes back as soon as its products are done. Else the tensor
+    // cores have the next stage's products by then.
+    static constexpr bool kReleasesAtOnce = C.num_ctas_per_sm > 1;
     static_assert(C.shared_tile.num_rows == C.num_math_warpgroups * kNumBlocks * plan::kUnitRows);
     static_assert((kNumBlocks == 1 || kNumBlocks == 2) && kTokens >= 16);
 
@@ -46,8 +49,10 @@ struct SharedMainloop {
                         tokens.at(box * kTokenBoxBytes + inside));
             }
             ptx::wgmma_commit();
-            ptx::wgmma_wait<1>();
-            if (k > 0)
+            ptx::wgmma_wait<kReleasesAtOnce ? 0 : 1>();
+            if constexpr (kReleasesAtOnce)
+                pipeline.release(ptx::thread_index() % 32 == 0, pipeline.stage);
+            else if (k > 0)
                 pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
             pipeline.advance();
         }
@@ -57,7 +62,8 @@ struct SharedMainloop {
 #pragma unroll
             for (int i = 0; i < kNumAccumulators; ++i)
                 ptx::keep(acc[m][i]);
-        pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
+        if constexpr (!kReleasesAtOnce)
+            pipeline.release(ptx::thread_index() % 32 == 0, pipeline.previous());
     }
 };
 

@@ -13,35 +13,49 @@
 
 namespace deep_gemm_k3::engine {
 
-// The rows of a task's block, in pool order: where their partials go, which names source rank, token and slot, and
-// their weights. One warp; every word has arrived, and there is at most one to a lane.
+// A lane's word of the routing table. Every word has arrived, and there is at most one to a lane.
+struct LaneRoutes {
+    bool exists;
+    int source_rank;
+    ptx::Word16 word;
+};
 template <Config C>
-__device__ __forceinline__ void find_stage_rows(const sched::Context& ctx, const sched::Task& task) {
+__device__ __forceinline__ LaneRoutes load_lane_routes(const sched::Context& ctx) {
+    LaneRoutes routes{};
+    roles::WordCursor<C> cursor;
+    const uint32_t word = ctx.lane_idx;
+    routes.exists = word < roles::words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
+    if (routes.exists)
+        routes.word =
+            ptx::load_relaxed_sys_b128(sched::component<C>(ctx, plan::Component::kMetadata) + cursor.locate(ctx, word));
+    routes.source_rank = cursor.rank;
+    return routes;
+}
+
+// The rows of a task's block, in pool order: where their partials go, which names source rank, token and slot, and
+// their weights. One warp.
+template <Config C>
+__device__ __forceinline__ void find_stage_rows(
+    const sched::Context& ctx, const sched::Task& task, const LaneRoutes& routes) {
     const uint32_t* first_word = roles::words_at(ctx, plan::roles_memory::kFirstWord);
     const uint32_t* first_block = roles::words_at(ctx, plan::roles_memory::first_block_offset(C));
-    const uint32_t word = ctx.lane_idx, first = (task.block - first_block[task.expert]) * C.routed_tile.num_tokens;
-    const bool exists = word < first_word[C.shape.num_ranks];
-    roles::WordCursor<C> cursor;
-    ptx::Word16 route{};
-    if (exists)
-        route =
-            ptx::load_relaxed_sys_b128(sched::component<C>(ctx, plan::Component::kMetadata) + cursor.locate(ctx, word));
     bool is_ours[2];
     uint32_t row = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        is_ours[half] = exists && roles::local_expert<C>(ctx, route.x, half) == static_cast<uint32_t>(task.expert);
+        is_ours[half] =
+            routes.exists && roles::local_expert<C>(ctx, routes.word.x, half) == static_cast<uint32_t>(task.expert);
         row += __popc(__ballot_sync(0xFFFFFFFFu, is_ours[half]) & ((1u << ctx.lane_idx) - 1));
     }
-    row -= first; // rows of earlier blocks become large numbers
+    row -= (task.block - first_block[task.expert]) * C.routed_tile.num_tokens; // earlier blocks: large numbers
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (!is_ours[half])
             continue;
         if (row < static_cast<uint32_t>(task.num_valid_tokens)) {
             roles::words_at(ctx, plan::roles_memory::kStagePlaces)[row] =
-                plan::row_place(2 * (word - first_word[cursor.rank]) + half, cursor.rank);
-            roles::words_at(ctx, plan::roles_memory::kStageWeights)[row] = half == 0 ? route.y : route.z;
+                plan::row_place(2 * (ctx.lane_idx - first_word[routes.source_rank]) + half, routes.source_rank);
+            roles::words_at(ctx, plan::roles_memory::kStageWeights)[row] = half == 0 ? routes.word.y : routes.word.z;
         }
         ++row;
     }
@@ -80,41 +94,70 @@ __device__ __forceinline__ void clear_missing_rows(
                                   plan::operand_chunk_offset(num_rows + i / num_chunks, i % 16)) = {0, 0, 0, 0};
 }
 
+// Who writes what: a thread takes one group of 32 columns of one row of a stage, all of them together as many stages as
+// that makes, but never a whole ring: a stage is released when the one after it is being multiplied.
+template <Config C>
+struct StageWave {
+    int num_groups; // of a stage
+    int num_stages; // of a wave
+    int stage;      // of the wave, this thread's; beyond the wave: none
+    int row, group;
+
+    __device__ __forceinline__ StageWave(const roles::DispatchWarp& self, int num_rows)
+        : num_groups(num_rows * 4), num_stages(min(C.num_stages - 1, max(1, roles::kNumDispatchThreads / num_groups))),
+          stage(self.thread / num_groups), row(self.thread % num_groups / 4), group(self.thread % 4) {
+        if (stage >= num_stages)
+            stage = 1 << 20;
+    }
+};
+
 // All dispatch warps, once the list is complete.
 template <Config C>
 __device__ __forceinline__ void gather_into_stages(const sched::Context& ctx, const roles::DispatchWarp& self) {
+    LaneRoutes routes{};
+    if (self.warp == 0)
+        routes = load_lane_routes<C>(ctx);
     if (sync::wait_first_task(ctx) != sched::FirstTask::kGathered)
         return;
     constexpr plan::SharedMemoryLayout kLayout = plan::shared_memory_layout(C);
     const TaskRecord& record = *reinterpret_cast<const TaskRecord*>(ctx.shared + kLayout.tasks);
     const sched::StageRange range = task_stages(C, record.task);
-    const int num_stages = range.end - range.begin, num_groups = record.task.num_valid_tokens * 4; // of a stage
+    const int num_stages = range.end - range.begin;
     if (self.warp == 0)
-        find_stage_rows<C>(ctx, record.task);
+        find_stage_rows<C>(ctx, record.task, routes);
     clear_missing_rows<C>(ctx, self, record.task.num_valid_tokens);
     roles::dispatch_barrier();
-    // A group to a thread, as many stages at a time as that makes, but never a whole ring: a stage is released when the
-    // one after it is being multiplied.
-    const int num_at_once = min(C.num_stages - 1, max(1, roles::kNumDispatchThreads / num_groups));
-    const int row = self.thread % num_groups / 4, group = self.thread % 4;
-    const uint32_t place = roles::words_at(ctx, plan::roles_memory::kStagePlaces)[row];
+    const StageWave<C> wave(self, record.task.num_valid_tokens);
+    const uint32_t place = roles::words_at(ctx, plan::roles_memory::kStagePlaces)[wave.row];
+    // A wave is on its way while the one before is written, where registers allow: a round trip to memory is longer
+    // than all the rest.
+    constexpr bool kIsAhead = C.shape.num_ranks == 1;
+    roles::Group values{};
 #pragma unroll 1
-    for (int first = 0; first < num_stages; first += num_at_once) {
-        const int mine = self.thread / num_groups, stage = first + mine;
-        if (mine < num_at_once && stage < num_stages) {
-            const roles::Group values = load_stage_group<C>(ctx, place, (range.begin + stage) * 4 + group);
-            Pipeline<C> pipeline(ctx.shared);
-            pipeline.stage = stage % C.num_stages;
-            pipeline.parity = stage / C.num_stages;
-            if (stage >= C.num_stages)
-                pipeline.wait_empty(ctx);
-            roles::store_group<C>(ctx.shared + kLayout.stages + pipeline.stage * plan::stage_bytes(C), row, group,
-                values.codes, values.scale);
+    for (int first = -wave.num_stages; first < num_stages; first += wave.num_stages) {
+        const int stage = first + wave.stage, next = stage + wave.num_stages;
+        roles::Group next_values{};
+        if (kIsAhead && next < num_stages)
+            next_values = load_stage_group<C>(ctx, place, (range.begin + next) * 4 + wave.group);
+        if (first >= 0) {
+            if (stage < num_stages) {
+                Pipeline<C> pipeline(ctx.shared);
+                pipeline.stage = stage % C.num_stages;
+                pipeline.parity = stage / C.num_stages;
+                if (stage >= C.num_stages)
+                    pipeline.wait_empty(ctx);
+                roles::store_group<C>(ctx.shared + kLayout.stages + pipeline.stage * plan::stage_bytes(C), wave.row,
+                    wave.group, values.codes, values.scale);
+            }
+            ptx::fence_proxy_async_shared();
+            roles::dispatch_barrier();
+            if (self.thread == 0)
+                sync::publish_stages_gathered(ctx, min(first + wave.num_stages, num_stages));
         }
-        ptx::fence_proxy_async_shared();
-        roles::dispatch_barrier();
-        if (self.thread == 0)
-            sync::publish_stages_gathered(ctx, min(first + num_at_once, num_stages));
+        if (kIsAhead)
+            values = next_values;
+        else if (next < num_stages)
+            values = load_stage_group<C>(ctx, place, (range.begin + next) * 4 + wave.group);
     }
 }
 
