@@ -158,6 +158,9 @@ def test_shared_tiles_are_chosen_apart_from_routed_ones() -> None:
 def test_few_tiles_are_split_along_k() -> None:
     config = Plan.make(**{**ONE_EXPERT, "num_tokens": 8, "num_shared_tokens": 64}).config
     assert config["splits"]["routed_l1"] > 1 and config["splits"]["shared_l1"] > 1
+    whole = {**ONE_EXPERT, "num_sms": 132, "num_tokens": 8, "num_shared_tokens": 64, "target": "sm_90a"}
+    # 24 x 7 + 12 x 8 tasks of L1 for 264 CTAs; 28 units of K divide by 7, and L2's 6 of the shared expert stay whole.
+    assert Plan.make(**whole).config["splits"] == {"routed_l1": 7, "routed_l2": 8, "shared_l1": 8, "shared_l2": 1}
     many = Plan.make(**{**K3, "num_tokens": 64, "num_shared_tokens": 512}).config["splits"]
     assert set(many.values()) == {1}
 

@@ -179,13 +179,15 @@ struct Cut {
     TileShape tile;
     int num_tiles;
     int k;
-    double task_bytes; // weights one task streams
-    int num_ctas;      // that work on a tile together
+    double task_bytes;      // weights one task streams
+    int num_ctas;           // that work on a tile together
+    double least_bytes = 0; // no split makes tasks of fewer: their sums would take longer than the weights
     int num_splits = 1;
 
     bool can_double() const {
         const int doubled = 2 * num_splits;
         return num_tiles > 0 && doubled <= kMaxSplits && k / 128 / doubled >= kMinUnitsPerSplit &&
+               task_bytes / 2 >= least_bytes &&
                tile.num_rows / num_ctas * tile.num_tokens <= plan::kMaxSplitTileElements &&
                num_tiles * doubled * num_ctas <= plan::kMaxSplitTasks / 2;
     }
@@ -206,6 +208,18 @@ void balance(Cut& a, Cut& b, int num_ctas) {
             return;
         longest->num_splits *= 2;
         longest->task_bytes /= 2;
+    }
+}
+
+// The next larger divisor of the K units while all tasks still start at once: equal, shorter tasks.
+void refine(Cut& cut, int num_other_tasks, int num_ctas) {
+    const int num_units = cut.k / 128;
+    for (int splits = cut.num_splits + 1; splits <= kMaxSplits && num_units / splits >= kMinUnitsPerSplit; ++splits) {
+        const int num_tasks = cut.num_tiles * splits;
+        if (num_units % splits != 0 || (num_tasks + num_other_tasks) * cut.num_ctas > num_ctas)
+            continue;
+        cut.task_bytes *= double(cut.num_splits) / splits;
+        cut.num_splits = splits;
     }
 }
 
@@ -239,9 +253,14 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
     Cut routed_l2 = cut(routed, routed.num_l2_tiles, shape.intermediate, kRoutedBytes);
     Cut shared_l1 = cut(shared, shared.num_l1_tiles, problem.shared_hidden, kSharedBytes);
     Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
+    // Measured on SM90, as is what follows.
+    if (grid.ctas_per_tile == 1)
+        shared_l2.least_bytes = 128 << 10;
     balance(routed_l1, shared_l1, grid.num_ctas);
     balance(routed_l2, shared_l2, grid.num_ctas);
-    // Worth its sums only beside several rounds of routed tasks, and not for several token blocks. Measured on SM90.
+    if (grid.ctas_per_tile == 1 && routed_l1.num_splits > 1)
+        refine(routed_l1, shared_l1.num_tiles * shared_l1.num_splits, grid.num_ctas);
+    // Worth its sums only beside several rounds of routed tasks, and not for several token blocks.
     const bool has_one_block = shared_l1.num_tiles == ceil_div(2 * shape.shared_intermediate, shared.tile.num_rows);
     if (grid.ctas_per_tile == 1 && shared.tile.num_rows == 128 && has_one_block &&
         routed_l1.num_tiles >= 4 * grid.num_ctas)
