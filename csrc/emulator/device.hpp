@@ -6,6 +6,10 @@
 #include "decode.hpp"
 #include "machine.hpp"
 
+namespace deep_gemm_k3::jit {
+struct LaunchRequest;
+}
+
 namespace deep_gemm_k3::emulator {
 
 class Module {
@@ -43,5 +47,6 @@ u32 ctas_per_sm(u32 shared_bytes, u32 threads);
 std::unique_ptr<Launch> prepare(const LaunchArguments& arguments);
 std::string report_json(const Machine& machine);
 std::string json_text(const std::string& text);
+std::string record_text(s64 kernel, const std::string& entry, const jit::LaunchRequest& request);
 
 } // namespace deep_gemm_k3::emulator

@@ -17,6 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kGather = std::chrono::milliseconds(20);
 constexpr u32 kRestsBetweenLooks = 32;
 // A kernel whose waits have a limit has long given up after so many of them; one that still polls never will.
 constexpr int kLimits = 4;
@@ -28,23 +29,6 @@ struct Kernel {
     std::string entry;
 };
 
-std::string record_text(s64 kernel, const std::string& entry, const jit::LaunchRequest& request) {
-    std::string out = "{\"kernel\":" + std::to_string(kernel) + ",\"entry\":" + json_text(entry);
-    const std::pair<const char*, jit::Dim3> shapes[] = {
-        {"grid", request.grid}, {"block", request.block}, {"cluster", request.cluster}};
-    for (auto& [name, dim] : shapes)
-        out += std::string(",\"") + name + "\":[" + std::to_string(dim.x) + "," + std::to_string(dim.y) + "," +
-               std::to_string(dim.z) + "]";
-    out += ",\"shared_bytes\":" + std::to_string(request.shared_bytes) + ",\"rank\":" + std::to_string(request.rank) +
-           ",\"params\":\"";
-    const u8* bytes = static_cast<const u8*>(request.params);
-    for (size_t i = 0; i < request.params_bytes; ++i) {
-        constexpr char kDigits[] = "0123456789abcdef";
-        out += kDigits[bytes[i] >> 4], out += kDigits[bytes[i] & 15];
-    }
-    return out + "\"}";
-}
-
 struct Job {
     std::unique_ptr<Launch> pending; // until the machine has it
     u64 world = 0;
@@ -52,6 +36,7 @@ struct Job {
     Launch* launch = nullptr;
     bool done = false;
     std::string error;
+    Clock::time_point since = Clock::now();       // when it came
     Clock::duration limit{};                      // of its own waits; zero: it names none
     u64 effects = 0;                              // of its warps when it was last looked at
     Clock::time_point last_effect = Clock::now(); // when that was seen to change
@@ -185,6 +170,10 @@ class Service {
     void turn(Job& mine, std::unique_lock<std::mutex>& lock) {
         machine_.memory.accept_mapped = true;
         while (!mine.done) {
+            for (auto left = time_to_gather(); left.count() > 0; left = time_to_gather()) {
+                has_news_ = false;
+                news_.wait_for(lock, left, [&] { return has_news_.load(); });
+            }
             start_waiting();
             lock.unlock();
             std::string error;
@@ -215,7 +204,21 @@ class Service {
         told_.push_back(std::move(what));
     }
 
+    // How long to wait for the other ranks of those that want to start, so that they start together whatever the host's
+    // threads do and a seed gives the same run; a rank that is late is not waited for.
+    Clock::duration time_to_gather() const {
+        Clock::duration left{};
+        for (const Job* job : waiting_) {
+            const auto is_member = [&](const Job* other) { return other->world == job->world; };
+            if (running_.empty() && std::count_if(waiting_.begin(), waiting_.end(), is_member) < job->num_ranks)
+                left = std::max(left, job->since + kGather - Clock::now());
+        }
+        return left;
+    }
+
     void start_waiting() {
+        std::stable_sort(waiting_.begin(), waiting_.end(),
+            [](const Job* a, const Job* b) { return a->pending->rank < b->pending->rank; });
         has_news_ = false;
         for (auto& what : told_)
             what(machine_.observer);
@@ -224,6 +227,7 @@ class Service {
             if (chosen_) {
                 machine_.options = *chosen_;
                 machine_.random.seed(chosen_->seed);
+                machine_.schedule = 0;
                 chosen_ = nullptr;
             }
             machine_.races = machine_.options.races ? std::make_shared<Races>(machine_) : nullptr;

@@ -255,3 +255,26 @@ def test_a_message_from_another_thread_ends_a_call() -> None:
 
     for error, seconds in each_rank(body, timeout_s=30.0):
         assert "rank 0: enough" in error and seconds < 15.0, error
+
+
+def test_a_seed_repeats_the_run_of_all_ranks() -> None:
+    """Whenever the hosts' threads come: the second rank's is late, yet not by much."""
+    schedules: dict[tuple[int, int], int] = {}
+    for turn in range(2):
+        for seed in range(3):
+
+            def body(call: Call, group: LocalRank, turn: int = turn, seed: int = seed) -> None:
+                group.barrier("made")
+                if group.rank == 0:
+                    service.clear()
+                    service.configure(seed=seed, race_detection=True)
+                group.barrier("ready")
+                if group.rank == turn:
+                    time.sleep(0.002)
+                call()
+
+            each_rank(body, timeout_s=30.0)
+            schedules[turn, seed] = service.report()["schedule"]
+    for seed in range(3):
+        assert schedules[0, seed] == schedules[1, seed]
+    assert len(set(schedules.values())) == 3
