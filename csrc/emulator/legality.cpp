@@ -92,6 +92,9 @@ bool satisfies(Needs needs, const std::string& target) {
 } // namespace
 
 void check_target(const Statement& statement, const std::string& target) {
+    bool of_three = (statement.op == "min" || statement.op == "max") && statement.operands.size() == 4;
+    if (of_three && !satisfies(Needs::kFrom100, target))
+        throw PtxError(statement.line, "'" + statement.text() + "' of three does not exist on .target " + target);
     for (const Rule& rule : kRules)
         if (statement.op == rule.op && has(statement, rule.modifier) && has(statement, rule.other) &&
             !satisfies(rule.needs, target))
