@@ -1,5 +1,7 @@
 // Lanes of a warp apart: independent thread scheduling promises that lanes are together only in instructions that bring
 // them together. As an adversary the emulator parts them anywhere else.
+#include <algorithm>
+
 #include "exec.hpp"
 
 namespace deep_gemm_k3::emulator {
@@ -39,7 +41,8 @@ void Machine::part_lanes(Warp& w) {
     u32 some = choose(random, w.mask);
     if (!some || some == w.mask)
         return;
-    w.new_split(w.pc, w.mask & ~some, w.node); // leaves the running split where it is
+    Split* other = w.new_split(w.pc, w.mask & ~some, w.node); // leaves the running split where it is
+    std::copy(std::begin(w.current->polls), std::end(w.current->polls), other->polls); // what it polls in vain
     w.mask = some;
 }
 
