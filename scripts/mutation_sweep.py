@@ -22,12 +22,13 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from deep_gemm_k3.testing.plays import PLAYS  # noqa: E402
-from deep_gemm_k3.testing.report import Reasons, document, latest_record, surely_noticed  # noqa: E402
+from deep_gemm_k3.testing.report import Reasons, document, latest_record, noticed_sites, surely_noticed  # noqa: E402
 from deep_gemm_k3.testing.sweep import Sweep, Verdict, is_small, trials  # noqa: E402
 
 
@@ -48,7 +49,11 @@ def hints(name: str) -> dict[tuple[str, int], str]:
     return {(v["site"], v["number"]): v["trial"] for play in plays for v in play["verdicts"]}
 
 
-def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[str, object]:
+def save(record: dict[str, Any], out: Path) -> None:
+    out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def sweep(name: str, arguments: argparse.Namespace, noticed: set[str], record: dict[str, Any], out: Path) -> None:
     started = time.monotonic()
     one = Sweep(PLAYS[name])
     plan = trials(PLAYS[name], arguments.seeds)
@@ -64,10 +69,18 @@ def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[s
         chosen = [i for i in chosen if one.sites[i].group in sure]
     if arguments.sample:
         chosen = sorted(chosen, key=lambda i: digest(one.sites[i].group, one.numbers[i]))[: arguments.sample]
+    earlier = [p for p in record["plays"] if p["play"] == name and p["digest"] == one.digest]
+    verdicts = [Verdict(**v) for p in earlier for v in p["verdicts"]]
+    done = {(verdict.site, verdict.number) for verdict in verdicts}
+    chosen = [i for i in chosen if (one.sites[i].group, one.numbers[i]) not in done]
+    entry = {"play": name, "kernel": one.entry, "digest": one.digest, "mutants": len(one.sites), "verdicts": []}
+    record["plays"] = [p for p in record["plays"] if p["play"] != name] + [entry]
     print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)
-    verdicts: list[Verdict] = []
     for verdict in one.verdicts(chosen, plan, jobs=arguments.jobs):
         verdicts.append(verdict)
+        if len(verdicts) % 10 == 0:
+            entry["verdicts"] = [asdict(v) for v in verdicts]
+            save(record, out)
         if verdict.survived or arguments.verbose:
             print(
                 f"  {'survives' if verdict.survived else '+'.join(verdict.by)}: {verdict.site} #{verdict.number}",
@@ -81,14 +94,8 @@ def sweep(name: str, arguments: argparse.Namespace, noticed: set[str]) -> dict[s
         f"{name}: {survived} of {len(verdicts)} survive, {seconds} s; noticed by {dict(by.most_common())}", flush=True
     )
     noticed |= {verdict.site for verdict in verdicts if verdict.by}
-    return {
-        "play": name,
-        "kernel": one.entry,
-        "digest": one.digest,
-        "seconds": seconds,
-        "mutants": len(one.sites),
-        "verdicts": [asdict(v) for v in verdicts],
-    }
+    entry["verdicts"] = [asdict(v) for v in verdicts]
+    save(record, out)
 
 
 def main() -> None:
@@ -103,6 +110,10 @@ def main() -> None:
         "--skip-noticed", action="store_true", help="skip sites of which an earlier play has noticed a mutant"
     )
     parser.add_argument(
+        "--resume", type=Path, help="a record to go on from: mutants of the same kernel in it are not run"
+    )
+    parser.add_argument("--known", type=Path, action="append", default=[], help="records of such plays")
+    parser.add_argument(
         "--again", action="store_true", help="only sites of which the committed record has every mutant noticed"
     )
     parser.add_argument("--small", action="store_true", help="only the small acts of each play")
@@ -116,11 +127,12 @@ def main() -> None:
         return
     out = arguments.out or ROOT / "docs" / "runs" / f"mutation-{commit()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    plays: list[dict[str, object]] = []
-    noticed: set[str] = set()
+    record: dict[str, Any] = {"commit": commit(), "plays": []}
+    if arguments.resume:
+        record["plays"] = json.loads(arguments.resume.read_text())["plays"]
+    noticed = {site for path in arguments.known for site in noticed_sites(json.loads(path.read_text()))}
     for name in arguments.play or PLAYS:
-        plays.append(sweep(name, arguments, noticed))
-        out.write_text(json.dumps({"commit": commit(), "plays": plays}, indent=1) + "\n")
+        sweep(name, arguments, noticed, record, out)
     print(f"written: {out}")
     sys.stdout.flush()
     os._exit(0)  # threads of recorded worlds are of no use any more

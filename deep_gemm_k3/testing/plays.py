@@ -22,7 +22,7 @@ PLAYS = {
             ((3, 4), (0, 0), (257, 2)),
             calls=2,
             overrides={"routed_tokens": 8, "shared_tokens": 16, "num_ctas_per_sm": 1},
-            aborts=True,
+            aborts=("no such expert", "refused by a host"),
         ),
         # longer K, cut in two
         Play(
@@ -48,6 +48,62 @@ PLAYS = {
             ((40, 5), (0, 0)),
             calls=2,
             overrides={"routed_tokens": 32, "shared_tokens": 64, "num_ctas_per_sm": 2},
+        ),
+        # no shared expert and few rows: the first tiles' tokens are gathered straight into stages
+        Play(
+            "stages",
+            WorldShape((), 4, 2, 768, 128),
+            Options("swiglu"),
+            "routed",
+            ((1, 1), (0, 1)),
+            calls=2,
+            num_sms=4,
+            overrides={
+                "routed_tokens": 8,
+                "num_stages": 3,
+                "num_ctas_per_sm": 1,
+                "splits": {"routed_l1": 2, "routed_l2": 1},
+            },
+        ),
+        # as many CTAs as the shared expert's first half has splits of tiles: they share the sums
+        Play(
+            "shares",
+            WorldShape((), 4, 2, 128, 128, 20, 512, 128),
+            _SITU,
+            "dense",
+            ((0,), (1,)),
+            calls=2,
+            num_sms=4,
+            overrides={"routed_tokens": 8, "shared_tokens": 32, "num_ctas_per_sm": 1, "splits": {"shared_l1": 2}},
+        ),
+        # Blackwell: two CTAs that multiply together, and one alone with splits
+        Play(
+            "pairs",
+            WorldShape((), 8, 2, 256, 256, **{**_SHARED, "shared_intermediate": 256}),
+            _SITU,
+            "sp_rs",
+            ((3, 4), (0, 0)),
+            calls=2,
+            overrides={"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": 2},
+            aborts=("refused by a host",),
+            target="sm_100a",
+        ),
+        Play(
+            "alone",
+            WorldShape((), 4, 2, 768, 256, **{**_SHARED, "shared_intermediate": 256}),
+            _SITU,
+            "dense",
+            ((8, 1), (0, 0)),
+            calls=2,
+            overrides={
+                "routed_tokens": 16,
+                "shared_tokens": 16,
+                "num_cluster_ctas": 1,
+                "num_stages": 3,
+                "splits": {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 2},
+            },
+            aborts=("no such expert",),
+            target="sm_100a",
         ),
     )
 }

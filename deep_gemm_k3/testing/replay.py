@@ -95,6 +95,20 @@ class Outcome:
         return sorted(found) + (["wrong"] if self.differing else [])
 
 
+READER = """.version 9.0
+.target TARGET
+.address_size 64
+.visible .entry reader(.param .u64 from, .param .u32 count) {
+.reg .pred %p; .reg .b32 %i, %n, %v<4>; .reg .b64 %base, %at;
+ld.param.u64 %base, [from]; ld.param.u32 %n, [count]; mov.u32 %i, %tid.x;
+again:
+setp.ge.u32 %p, %i, %n; @%p bra done;
+mul.wide.u32 %at, %i, 16; add.u64 %at, %at, %base; ld.global.v4.u32 {%v0, %v1, %v2, %v3}, [%at];
+add.u32 %i, %i, 32; bra again;
+done:
+ret; }"""
+
+
 @dataclass
 class Scene:
     """Recorded calls. ``ptx`` by entry: what ran."""
@@ -113,6 +127,17 @@ class Scene:
         if self.is_abort:  # code and rank of every record
             return [(part.name, part.bytes[:8]) for part in self.memory if part.name.startswith("error record")]
         return [(part.name, part.bytes) for part in self.memory if part.is_result]
+
+    def readers(self, target: str) -> list[Launch]:
+        """A kernel for each rank that reads, after the rank's calls, what was published to it: when a call ends, all ranks'
+        stores must be there. Not after aborts."""
+        published = [part for part in self.memory if part.name.startswith("workspace of rank ") and not self.is_abort]
+        module = Module(READER.replace("TARGET", target)) if published else None
+        return [
+            Launch(module, "reader", 1, 32, [part.tensor, part.bytes.numel() // 16], rank=int(part.name.split()[-1]))
+            for part in published
+            if module is not None
+        ]
 
     def restore(self) -> None:
         for part in self.memory:
@@ -150,7 +175,7 @@ class Scene:
         for part in self.memory:
             device.register_tensor(part.tensor, part.name)
         try:
-            device.run([_launch(given, modules) for given in self.launches])
+            device.run([*(_launch(given, modules) for given in self.launches), *self.readers(device.arch)])
         except EmulatorError as error:
             outcome.fault = str(error)
         if not self.is_abort:  # who drains reads what nobody wrote, without waiting for anybody
@@ -218,9 +243,8 @@ def _error_records(launches: list[dict[str, Any]]) -> list[Memory]:
 @dataclass(frozen=True)
 class Play:
     """What is recorded: ``calls`` calls of the entry that ``mode`` names, for each act of ``acts`` (tokens of each rank) on
-    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel. ``aborts``: two more
-    acts, of one call with the tokens of the first: the last rank names an expert that does not exist; the buffers' abort
-    cells are set when the kernels start."""
+    the same buffers. ``overrides`` are of the planner's choices, so that all acts run one kernel. ``aborts``: further acts, of
+    one call with the tokens of the first, that end as ``ABORTS`` says."""
 
     name: str
     shape: WorldShape
@@ -231,7 +255,7 @@ class Play:
     num_sms: int = 2
     overrides: dict[str, Any] = field(default_factory=dict)
     how: RunOptions = field(default_factory=RunOptions)
-    aborts: bool = False
+    aborts: tuple[str, ...] = ()
     target: str = "sm_90a"
     seed: int = 1
 
@@ -254,7 +278,7 @@ def record(play: Play) -> list[Scene]:
         scenes = [_record_act(play, session, replace(shape, tokens=tokens), play.calls) for tokens in play.acts]
         if play.aborts:
             one = _record_act(play, session, replace(shape, tokens=play.acts[0]), 1)
-            scenes += [_with_bad_expert(one, session.buffers), _with_set_cells(one, session.buffers)]
+            scenes += [ABORTS[what](one, session.buffers) for what in play.aborts]
         return scenes
 
 
@@ -295,6 +319,9 @@ def _with_set_cells(scene: Scene, buffers: Sequence[SymmBuffer]) -> Scene:
     cell = torch.tensor([REFUSED_BY_HOST, len(buffers) - 1, 0, 0, 0, 0, 0, 1], dtype=torch.int32)
     changes = {buffer.rank: [(ABORT_CELL, cell)] for buffer in buffers}
     return _aborting(scene, "refused by a host", REFUSED_BY_HOST, changes)
+
+
+ABORTS = {"no such expert": _with_bad_expert, "refused by a host": _with_set_cells}
 
 
 def _record_act(play: Play, session: Session, shape: WorldShape, calls: int) -> Scene:

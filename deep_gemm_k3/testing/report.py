@@ -46,6 +46,7 @@ def latest_record() -> dict[str, Any]:
     return record
 
 
+UNREACHED = "Not judged: no recorded call of the play executes this copy, so the mutant ran nowhere."
 COPY = "Another mutant of the same source line is noticed: this copy of it is not reached, or not alone in its way."
 
 
@@ -63,6 +64,7 @@ def surely_noticed(record: Mapping[str, Any], name: str) -> set[str]:
 
 def document(record: Mapping[str, Any], reasons: Reasons) -> str:
     """docs/mutation.md."""
+    digests = [f"{play['play']} {play['digest']}" for play in record["plays"] if "digest" in play]
     lines = [
         "# Mutation of the kernels",
         "",
@@ -73,7 +75,11 @@ def document(record: Mapping[str, Any], reasons: Reasons) -> str:
         "with other bits. `scripts/mutation_sweep.py` makes the record and this page; CI runs a sample of the mutants",
         "(`tests/emu/test_emu_mutation_sweep.py`).",
         "",
-        f"Record: `docs/runs/mutation-{record['commit']}.json`.",
+        "A mutant runs only in calls in which the unchanged kernel executes the instruction under the same schedule, and in the",
+        "large ones only if no small one does. About every other schedule has the lanes of a warp apart.",
+        "",
+        f"Record: `docs/runs/mutation-{record['commit']}.json`, of the kernels with these digests (instructions without line",
+        f"information): {', '.join(digests)}.",
         "",
         "| play | mutants | run | noticed | survive | noticed by |",
         "|---|---|---|---|---|---|",
@@ -83,12 +89,13 @@ def document(record: Mapping[str, Any], reasons: Reasons) -> str:
     for play in record["plays"]:
         verdicts = play["verdicts"]
         by = Counter(kind for v in verdicts for kind in v["by"])
-        left = [v["site"] for v in verdicts if not v["by"]]
+        left = [v for v in verdicts if not v["by"]]
         kinds = ", ".join(f"{kind} {count}" for kind, count in by.most_common())
         counts = f"{play['mutants']} | {len(verdicts)} | {len(verdicts) - len(left)} | {len(left)}"
         lines.append(f"| {play['play']} | {counts} | {kinds} |")
-        for site in left:
-            why = COPY if site in noticed else reasons.of(site)
+        for v in left:
+            site = v["site"]
+            why = COPY if site in noticed else UNREACHED if not v.get("reached", True) else reasons.of(site)
             survivors.setdefault(why or "NO REASON", Counter())[site] += 1
     lines += [
         "",

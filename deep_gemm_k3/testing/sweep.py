@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -25,6 +26,7 @@ from .mutation import Site, sites, together
 from .replay import Outcome, Play, Scene, Schedule, record
 
 CPU_SECONDS = 90  # of one mutant, at most
+FOR_LANES = 200  # seeds from here on are for barriers of a warp
 BUDGET = 20  # times the instructions of the unchanged kernel, at most
 
 
@@ -76,8 +78,11 @@ def trials(play: Play, seeds: int) -> list[Trial]:
         found += [trial(act, 0, "latest", 0, False, False), trial(act, 1, "random", 0, True, True)]
         if is_small(play, act):
             found += [trial(act, seed, modes[seed % 3], 20, True, seed % 2 == 1) for seed in (2, 3)]
-    for act in range(num_acts, num_acts + 2 * play.aborts):
+    for act in range(num_acts, num_acts + len(play.aborts)):
         found += [trial(act, seed, modes[seed % 3], 10, False, seed % 2 == 1) for seed in range(3)]
+    for act in range(num_acts):
+        count = 10 if is_small(play, act) else 2
+        found += [trial(act, FOR_LANES + seed, modes[seed % 3], 0, seed % 4 == 3, True) for seed in range(count)]
     return found
 
 
@@ -153,19 +158,23 @@ class Sweep:
         lines = [
             line
             for line in self.ptx.split(".section")[0].split("\n")
-            if not line.lstrip().startswith((".loc", "$L__tmp", "//"))
+            if not line.lstrip().startswith((".loc", ".file", "$L__tmp", "//"))
         ]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        text = re.sub(r"_ZN\d+_INTERNAL_\w+_kernel_cu_[0-9a-f]+_\d+", "", "\n".join(lines))  # a number of the process
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def reaching(self, site: Site, plan: Sequence[Trial]) -> bool:
         return any(part.line + 1 in self.reached[trial] for trial in plan for part in (site, *site.also))
 
     def useful(self, site: Site, number: int, plan: Sequence[Trial]) -> list[Trial]:
         """The trials that execute a site: those of large acts only where no small one does, and first the one that noticed
-        the mutant last time."""
+        the mutant last time. For barriers of a warp all those with the lanes apart."""
         lines = {part.line + 1 for part in (site, *site.also)}
         found = [trial for trial in plan if lines & self.reached[trial]]
-        small = [trial for trial in found if is_small(self.play, trial.act)]
+        if site.op.startswith("bar.warp"):
+            return [trial for trial in found if trial.schedule.lanes_apart]
+        found = [trial for trial in found if trial.schedule.seed < FOR_LANES]
+        small = [] if site.also else [trial for trial in found if is_small(self.play, trial.act)]
         hint = self.hints.get((site.group, number))
         return sorted(small or found, key=lambda trial: trial_name(trial) != hint)
 
