@@ -20,8 +20,17 @@ K3 = {
     "intermediate_hidden": 3072, "activation": "situ", "has_statistics": True, "target": "sm_100a",
 }  # fmt: skip
 SHARED = {"shared_hidden": 7168, "shared_intermediate_hidden": 768, "num_max_shared_tokens": 65536}
+SPLITS = {
+    "splits": {"routed_l1": 2, "routed_l2": 4, "shared_l1": 16, "shared_l2": 2},
+    "routed_tokens": 16,
+    "shared_tokens": 32,
+}
 CASES = {
     "decode, published": ("sm_100a", SHARED | {"num_tokens": 8, "num_shared_tokens": 64, "shared_output": "token_owner"}),
+    "decode, split": (
+        "sm_100a",
+        SHARED | {"num_tokens": 1, "num_shared_tokens": 32, "shared_output": "token_owner", "overrides": SPLITS},
+    ),
     "family target": ("sm_100f", SHARED | {"num_tokens": 8, "num_shared_tokens": 64, "shared_output": "hidden_sharded"}),
     "large prefill, routed": ("sm_100a", {"num_tokens": 4096, "shared_output": "none"}),
     "alone, exact": ("sm_100a", {"num_tokens": 64, "shared_output": "none", "num_sms": 1, "fast_math": False}),

@@ -92,6 +92,31 @@ struct SplitReduction {
         }
     }
 
+    // All of it, one split at a time, its address found anew for each: SM100's kernel has no register left for more.
+    static __device__ __forceinline__ void sum_in_turn(
+        const sched::Context& ctx, const MathThread& me, const sched::Task& task, Accumulators& acc) {
+        const int first = task.split_task - task.split;
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i)
+                acc[m][i] = 0.f;
+#pragma unroll 1
+        for (int s = 0; s < task.num_splits; ++s) {
+            const uint8_t* from = partials(ctx, me, first + s);
+#pragma unroll
+            for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+                for (int v = 0; v < kNumVectors; ++v) {
+                    const ptx::Word16 word = ptx::load_relaxed_sys_v4(from + (m * kNumVectors + v) * kVectorStride);
+                    acc[m][4 * v] += __uint_as_float(word.x);
+                    acc[m][4 * v + 1] += __uint_as_float(word.y);
+                    acc[m][4 * v + 2] += __uint_as_float(word.z);
+                    acc[m][4 * v + 3] += __uint_as_float(word.w);
+                }
+        }
+    }
+
     // True: this warpgroup now holds the tile's sums.
     static __device__ __forceinline__ bool run(const sched::Context& ctx, const sched::Task& task, Accumulators& acc) {
         const MathThread me;
@@ -106,7 +131,10 @@ struct SplitReduction {
         me.sync(); // the staging memory is free again
         if (!is_last)
             return false;
-        sum<kNumVectors>(partials(ctx, me, task.split_task - task.split), task.num_splits, acc);
+        if constexpr (C.arch == Architecture::kSM100)
+            sum_in_turn(ctx, me, task, acc);
+        else
+            sum<kNumVectors>(partials(ctx, me, task.split_task - task.split), task.num_splits, acc);
         return true;
     }
 
