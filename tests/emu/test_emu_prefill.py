@@ -29,6 +29,7 @@ def emulated() -> Iterator[None]:
         pytest.param((70,), 72, "dense", "random", False, id="one block an expert, dense"),
         pytest.param((60, 45), 72, "rs", "latest", False, id="two ranks, published"),
         pytest.param((100,), 48, "routed", "earliest", True, id="three blocks an expert, fast math"),
+        pytest.param((300,), 160, "dense", "random", False, id="the widest tile"),
     ],
 )
 def test_wide_tiles_give_the_oracles_bits(

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 
@@ -42,13 +43,16 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
+constexpr int kWidestTile = 160; // of one width
+
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
-// mean as variance: its blocks share them evenly and take the narrowest mainloop that has its share. Each block costs
-// as much again as kBlockCost tokens.
+// mean as variance: its blocks share them evenly and take the narrowest mainloop that has its share. Each block, whose
+// weights are dequantised for it alone, costs as much again as kBlockCost tokens.
 double expected_cost_of_expert(double mean, int num_tokens) {
-    constexpr int kBlockCost = 16;
+    constexpr int kBlockCost = 32;
     constexpr double kStep = 0.25, kMost = 4; // standard deviations
-    const int least_width = num_tokens - plan::kNumNarrowWidths * plan::kWidthStep;
+    const int least_width =
+        num_tokens == kWidestTile ? num_tokens : num_tokens - plan::kNumNarrowWidths * plan::kWidthStep;
     double cost = 0, weights = 0;
     for (double z = -kMost; z <= kMost; z += kStep) {
         const double weight = std::exp(-z * z / 2), rows = std::max(1.0, mean + z * std::sqrt(mean));
@@ -60,14 +64,17 @@ double expected_cost_of_expert(double mean, int num_tokens) {
     return cost / weights;
 }
 
-// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers.
-int routed_tokens_for_many(double mean) {
-    static constexpr int kTiles[] = {48, 64, 88, 104};
-    return *std::ranges::min_element(kTiles, {}, [&](int tokens) { return expected_cost_of_expert(mean, tokens); });
+// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers; the
+// widest leaves none for the activation in exact math, and is worth its padding from some hundreds of rows on.
+int routed_tokens_for_many(double mean, bool fast_math) {
+    constexpr double kLeastRowsOfWidest = 256;
+    static constexpr int kTiles[] = {48, 64, 88, 104, kWidestTile};
+    return *std::ranges::min_element(std::span(kTiles).first(fast_math && mean >= kLeastRowsOfWidest ? 5 : 4), {},
+        [&](int tokens) { return expected_cost_of_expert(mean, tokens); });
 }
 
 // Small tiles hold an expert's rows at the given mean in most cases: mean plus about two standard deviations.
-int routed_tokens_for(Architecture arch, double mean) {
+int routed_tokens_for(Architecture arch, double mean, bool fast_math) {
     struct Step {
         double mean;
         int num_tokens;
@@ -83,7 +90,7 @@ int routed_tokens_for(Architecture arch, double mean) {
     for (const Step& step : kSM90)
         if (mean <= step.mean)
             return step.num_tokens;
-    return routed_tokens_for_many(mean);
+    return routed_tokens_for_many(mean, fast_math);
 }
 
 int chosen(int override, int otherwise) {
@@ -115,7 +122,8 @@ double expected_blocks(const Problem& problem, int tile_tokens) {
 
 Load routed_load(const Problem& problem, const DeviceFacts& device) {
     const double mean = expected_tokens_per_expert(problem);
-    int tokens = problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean);
+    int tokens =
+        problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean, problem.fast_math);
     // Where every token goes to every expert there is nothing to expect: 8 rows are 8 rows.
     if (!problem.batch_invariant && problem.shape.num_experts <= problem.shape.num_topk && mean <= 8 &&
         device.arch == Architecture::kSM90)

@@ -8,10 +8,10 @@
 namespace deep_gemm_k3::plan {
 
 // Widths of a tile's mainloops: the tile's tokens and less by one step after the other.
-constexpr int kWidthStep = 8, kMinTileOfWidths = 40, kNumNarrowWidths = 2;
+constexpr int kWidthStep = 8, kMinTileOfWidths = 40, kMaxTileOfWidths = 112, kNumNarrowWidths = 2;
 DG_HOST_DEVICE constexpr bool has_widths(const Config& c) {
     return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinTileOfWidths &&
-           c.routed_tile.num_tokens % kWidthStep == 0;
+           c.routed_tile.num_tokens <= kMaxTileOfWidths && c.routed_tile.num_tokens % kWidthStep == 0;
 }
 DG_HOST_DEVICE constexpr int least_width(const Config& c) {
     return c.routed_tile.num_tokens - (has_widths(c) ? kNumNarrowWidths * kWidthStep : 0);

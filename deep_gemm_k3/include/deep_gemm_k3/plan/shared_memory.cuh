@@ -113,11 +113,11 @@ DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
 
 // ---- routed L1 tiles that the dispatch warps finish: gates and ups of a tile in BF16. One half for each math
 // warpgroup, which has 64 of the columns; in a half a token's columns lie together, gate and up of each.
-constexpr int kExchangeTokenBytes = kUnitK / 2 * 4; // in a half
-constexpr int kMinExchangeTokens = 40;
+constexpr int kExchangeTokenBytes = kUnitK / 2 * 4;              // in a half
+constexpr int kMinExchangeTokens = 40, kMaxExchangeTokens = 112; // wider tiles leave no memory
 DG_HOST_DEVICE constexpr bool has_exchange(const Config& c) {
     return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinExchangeTokens &&
-           c.splits.routed_l1 == 1;
+           c.routed_tile.num_tokens <= kMaxExchangeTokens && c.splits.routed_l1 == 1;
 }
 DG_HOST_DEVICE constexpr int exchange_half_bytes(const Config& c) {
     return c.routed_tile.num_tokens * kExchangeTokenBytes;

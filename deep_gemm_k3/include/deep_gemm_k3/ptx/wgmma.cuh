@@ -1,4 +1,4 @@
-// Warpgroup MMA, BF16 x BF16 -> FP32, m64nNk16, N = 8, 16, 24, ..., 128: accumulators += A * B. One wrapper = one
+// Warpgroup MMA, BF16 x BF16 -> FP32, m64nNk16, N = 8, 16, 24, ..., 160: accumulators += A * B. One wrapper = one
 // instruction. A comes from registers (the m64k16 fragment of the PTX ISA) or from shared memory; B from shared memory.
 // The accumulator of thread (warp w, group g = lane / 4, t = lane % 4): d[4j + i] is row 16w + g + 8 * (i >> 1),
 // column 8j + 2t + (i & 1).
@@ -66,6 +66,10 @@ struct Wgmma;
 #define DG_ACC56(i) DG_ACC8(i), DG_ACC48(i + 8)
 #define DG_ACC60(i) DG_ACC8(i), DG_ACC52(i + 8)
 #define DG_ACC64(i) DG_ACC8(i), DG_ACC56(i + 8)
+#define DG_ACC68(i) DG_ACC64(i), DG_ACC4(i + 64)
+#define DG_ACC72(i) DG_ACC68(i), DG_ACC4(i + 68)
+#define DG_ACC76(i) DG_ACC72(i), DG_ACC4(i + 72)
+#define DG_ACC80(i) DG_ACC76(i), DG_ACC4(i + 76)
 #define DG_LIST4 "%0, %1, %2, %3"
 #define DG_LIST8 DG_LIST4 ", %4, %5, %6, %7"
 #define DG_LIST12 DG_LIST8 ", %8, %9, %10, %11"
@@ -82,6 +86,11 @@ struct Wgmma;
 #define DG_LIST56 DG_LIST52 ", %52, %53, %54, %55"
 #define DG_LIST60 DG_LIST56 ", %56, %57, %58, %59"
 #define DG_LIST64 DG_LIST60 ", %60, %61, %62, %63"
+
+#define DG_LIST68 DG_LIST64 ", %64, %65, %66, %67"
+#define DG_LIST72 DG_LIST68 ", %68, %69, %70, %71"
+#define DG_LIST76 DG_LIST72 ", %72, %73, %74, %75"
+#define DG_LIST80 DG_LIST76 ", %76, %77, %78, %79"
 
 #define DG_WGMMA(N, HALF, A0, A1, A2, A3, A4)                                                                  \
     template <>                                                                                                \
@@ -115,6 +124,10 @@ DG_WGMMA(104, 52, "%52", "%53", "%54", "%55", "%56")
 DG_WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60")
 DG_WGMMA(120, 60, "%60", "%61", "%62", "%63", "%64")
 DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
+DG_WGMMA(136, 68, "%68", "%69", "%70", "%71", "%72")
+DG_WGMMA(144, 72, "%72", "%73", "%74", "%75", "%76")
+DG_WGMMA(152, 76, "%76", "%77", "%78", "%79", "%80")
+DG_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
 #undef DG_WGMMA
 #undef DG_LIST4
 #undef DG_LIST8
@@ -132,6 +145,10 @@ DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 #undef DG_LIST56
 #undef DG_LIST60
 #undef DG_LIST64
+#undef DG_LIST68
+#undef DG_LIST72
+#undef DG_LIST76
+#undef DG_LIST80
 #undef DG_ACC4
 #undef DG_ACC8
 #undef DG_ACC12
@@ -148,6 +165,10 @@ DG_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
 #undef DG_ACC56
 #undef DG_ACC60
 #undef DG_ACC64
+#undef DG_ACC68
+#undef DG_ACC72
+#undef DG_ACC76
+#undef DG_ACC80
 // clang-format on
 
 } // namespace deep_gemm_k3::ptx
