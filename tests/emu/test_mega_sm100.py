@@ -252,7 +252,16 @@ def test_lanes_apart_and_calls_that_abort(adversary: str, ctas: int) -> None:
     shape = WorldShape((), 4, 2, 256, 256, 20, 256, 128)
     overrides = {"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": ctas}
     play = Play(
-        "", shape, SITU, "sp_rs", ((5, 4),), calls=2, num_sms=4, overrides=overrides, aborts=True, target="sm_100a"
+        "",
+        shape,
+        SITU,
+        "sp_rs",
+        ((5, 4),),
+        calls=2,
+        num_sms=4,
+        overrides=overrides,
+        aborts=("no such expert", "refused by a host"),
+        target="sm_100a",
     )
     for scene in record(play):
         outcome = scene.replay(schedule=Schedule(5, adversary, lanes_apart=True))
