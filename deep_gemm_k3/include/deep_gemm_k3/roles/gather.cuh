@@ -56,7 +56,8 @@ struct Row {
 // Groups that a lane has in flight: loads of a row are issued before its first store. What the dispatch warps'
 // registers allow; with two CTAs per SM there are twice as many warps instead.
 template <Config C>
-constexpr int kGroupsInFlight = C.num_ctas_per_sm > 1 ? 1 : (C.routed_tile.num_tokens <= 64 ? 4 : 2);
+constexpr int kGroupsInFlight =
+    C.num_ctas_per_sm > 1 ? 1 : (C.routed_tile.num_tokens <= 64 ? 4 : (C.routed_tile.num_tokens <= 112 ? 2 : 1));
 
 struct Group {
     uint32_t codes[8];
@@ -92,7 +93,7 @@ __device__ __forceinline__ void gather_codes(
             store_group<C>(block, tile_row, group, values.codes, scales[group]);
         }
     } else {
-        constexpr int kInFlight = C.num_ctas_per_sm > 1 ? 4 : 8;
+        constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 112 ? 4 : 8;
         const int end = row.end_group * 4;
 #pragma unroll 1
         for (int first = row.begin_group * 4 + ctx.lane_idx; first < end; first += 32 * kInFlight) {
