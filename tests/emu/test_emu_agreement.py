@@ -1,4 +1,4 @@
-"""The emulator against a GPU, bit for bit: what an H200 computed from the same seeds lies in ``tests/agreement/h200.json``.
+"""The emulator against a GPU, bit for bit: what an H200 computed from the same seeds lies in ``docs/runs/h200-agreement.json``.
 
 ``python tests/agreement/record.py OUT.json`` writes that file on a machine with a GPU.
 """
@@ -17,7 +17,8 @@ import pytest
 import record
 import torch
 
-RECORD: dict[str, Any] = json.loads((Path(product_probe.__file__).parent / "h200.json").read_text())
+ROOT = Path(__file__).resolve().parents[2]
+RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "runs" / "h200-agreement.json").read_text())
 IN_CI = ("1-routed-situ-exact", "2-rs-situ-exact", "1-dense-situ-random")
 
 
