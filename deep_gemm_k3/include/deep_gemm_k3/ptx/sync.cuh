@@ -21,6 +21,12 @@ __device__ __forceinline__ uint32_t cta_count() {
     asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(count));
     return count;
 }
+// One bit for each lane below this one.
+__device__ __forceinline__ uint32_t lower_lanes() {
+    uint32_t mask;
+    asm volatile("mov.u32 %0, %lanemask_lt;" : "=r"(mask));
+    return mask;
+}
 
 // Named barriers of a CTA. 0 is __syncthreads.
 enum class NamedBarrier : int {

@@ -49,7 +49,7 @@ __device__ __forceinline__ void make_publication_visible(const Context& ctx, boo
 template <Config C>
 __device__ __forceinline__ void reset_counters(const Context& ctx, const DispatchWarp& self) {
     // Read anew: what the beginning of dispatch computed need not live until here.
-    const int first = ptx::cta_index() * kNumDispatchThreads + self.thread,
+    const int first = ptx::cta_index() * kNumDispatchThreads + self.thread(),
               stride = ptx::cta_count() * kNumDispatchThreads;
     const uint32_t other = ctx.parity ^ 1;
     auto* used_blocks = reinterpret_cast<uint32_t*>(ctx.buffer + plan::control::kUsedBlocks);
@@ -76,7 +76,7 @@ template <Config C>
 __device__ __forceinline__ void add_statistics(const Context& ctx, const DispatchWarp& self) {
     const uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
 #pragma unroll 1
-    for (int expert = self.thread; expert < C.shape.num_local_experts(); expert += kNumDispatchThreads)
+    for (int expert = self.thread(); expert < C.shape.num_local_experts(); expert += kNumDispatchThreads)
         if (num_rows[expert] != 0)
             atomicAdd(&ctx.params.statistics[expert], static_cast<int32_t>(num_rows[expert]));
 }

@@ -12,8 +12,7 @@ namespace deep_gemm_k3::roles {
 template <Config C, class Engine>
 __device__ __forceinline__ void dispatch(const Context& ctx) {
     const int warp = ctx.warp_idx - C.num_math_warpgroups * 4 - 1;
-    DispatchWarp self = {
-        warp, warp * 32 + ctx.lane_idx, warp * ctx.num_ctas + ctx.cta_idx, plan::kNumDispatchWarps * ctx.num_ctas};
+    const DispatchWarp self = {warp};
     push<C>(ctx, self);
     debug::mark(ctx, debug::Event::kPushed);
     Share<C> share;

@@ -57,7 +57,7 @@ struct Row {
 // registers allow; with two CTAs per SM there are twice as many warps instead.
 template <Config C>
 constexpr int kGroupsInFlight =
-    C.num_ctas_per_sm > 1 ? 1 : (C.routed_tile.num_tokens <= 64 ? 4 : (C.routed_tile.num_tokens <= 112 ? 2 : 1));
+    C.num_ctas_per_sm > 1 ? 1 : (C.routed_tile.num_tokens <= 64 ? 4 : (C.routed_tile.num_tokens <= 96 ? 2 : 1));
 
 struct Group {
     uint32_t codes[8];
@@ -93,7 +93,7 @@ __device__ __forceinline__ void gather_codes(
             store_group<C>(block, tile_row, group, values.codes, scales[group]);
         }
     } else {
-        constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 112 ? 4 : 8;
+        constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 96 ? 4 : 8;
         const int end = row.end_group * 4;
 #pragma unroll 1
         for (int first = row.begin_group * 4 + ctx.lane_idx; first < end; first += 32 * kInFlight) {
@@ -194,10 +194,9 @@ __device__ __forceinline__ void gather_row(const Context& ctx, const Row& row) {
 // What one lane knows about its route.
 struct Route {
     bool valid;
-    int source_rank;
-    uint32_t token_slot;
+    uint32_t place; // see row_place
     uint32_t pool_row;
-    uint32_t begin_part, end_part; // of the row, in this warp's share
+    uint32_t parts; // of the row, in this warp's share: the first, and the one after the last << 16
 };
 
 template <Config C>
@@ -228,15 +227,16 @@ __device__ __forceinline__ Route place_route(
     const uint32_t index = first + ctx.lane_idx, part = index << share.log_parts;
     const int half = index & 1;
     const uint32_t expert =
-        index < share.end_route() ? local_expert<C>(ctx, share.ids, half) : static_cast<uint32_t>(kNoExpert);
+        share.reaches(index) ? local_expert<C>(ctx, share.ids, half) : static_cast<uint32_t>(kNoExpert);
     Route route;
     route.valid = expert < static_cast<uint32_t>(C.shape.num_local_experts());
-    route.source_rank = share.cursor.rank;
-    route.token_slot = index - 2 * words_at(ctx, plan::roles_memory::kFirstWord)[share.cursor.rank];
-    route.begin_part = max(part, share.begin_part) - part;
-    route.end_part = min(part + (1u << share.log_parts), share.end_part) - part;
+    const auto rank = static_cast<uint32_t>(share.cursor.rank);
+    const uint32_t token_slot = index - 2 * words_at(ctx, plan::roles_memory::kFirstWord)[rank];
+    route.place = plan::row_place(token_slot, rank);
+    const uint32_t begin_part = max(part, share.begin_part) - part;
+    route.parts = begin_part | (min((index + 1) << share.log_parts, share.end_part) - part) << 16;
     const uint32_t same = __match_any_sync(0xFFFFFFFFu, route.valid ? expert : 0xFFFFFFFFu);
-    const uint32_t num_before = __popc(same & ((1u << ctx.lane_idx) - 1));
+    const uint32_t num_before = __popc(same & ptx::lower_lanes());
     uint32_t* next = cursors<C>(ctx, self.warp) + expert;
     if (route.valid)
         route.pool_row = pool_row<C>(ctx, expert, *next + num_before);
@@ -244,11 +244,9 @@ __device__ __forceinline__ Route place_route(
     if (route.valid && num_before == 0)
         *next += __popc(same);
     __syncwarp();
-    if (route.valid && route.begin_part == 0) {
+    if (route.valid && begin_part == 0) {
         auto* info = reinterpret_cast<plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
-        const auto rank = static_cast<uint32_t>(route.source_rank);
-        info[route.pool_row] = {
-            route.token_slot, rank, __uint_as_float(share.weight), plan::row_place(route.token_slot, rank)};
+        info[route.pool_row] = {token_slot, rank, __uint_as_float(share.weight), route.place};
     }
     return route;
 }
@@ -263,12 +261,12 @@ __device__ __forceinline__ void gather_batch(
     while (remaining != 0) {
         const int lane = __ffs(remaining) - 1;
         remaining &= remaining - 1;
-        const uint32_t token_slot = __shfl_sync(0xFFFFFFFFu, route.token_slot, lane);
-        const uint32_t begin = __shfl_sync(0xFFFFFFFFu, route.begin_part, lane);
-        const uint32_t end = __shfl_sync(0xFFFFFFFFu, route.end_part, lane);
-        const Row row = {__shfl_sync(0xFFFFFFFFu, route.source_rank, lane),
-            static_cast<int>(token_slot / C.shape.num_topk), __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
-            static_cast<int>(num_groups * begin >> log_parts), static_cast<int>(num_groups * end >> log_parts)};
+        const uint32_t place = __shfl_sync(0xFFFFFFFFu, route.place, lane);
+        const uint32_t parts = __shfl_sync(0xFFFFFFFFu, route.parts, lane);
+        const Row row = {static_cast<int>(place % kMaxNumRanks),
+            static_cast<int>(place / kMaxNumRanks / C.shape.num_topk), __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
+            static_cast<int>(num_groups * (parts & 0xFFFF) >> log_parts),
+            static_cast<int>(num_groups * (parts >> 16) >> log_parts)};
         gather_row<C>(ctx, row);
     }
     ptx::fence_proxy_async_global();
@@ -276,7 +274,7 @@ __device__ __forceinline__ void gather_batch(
     if (route.valid)
         ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
                                      route.pool_row / C.routed_tile.num_tokens),
-            route.end_part - route.begin_part);
+            (route.parts >> 16) - (route.parts & 0xFFFF));
 }
 
 // Places all routes of this warp's share. `kGathers`: gathers their rows as well.
@@ -284,7 +282,7 @@ template <Config C, bool kGathers>
 __device__ __forceinline__ void place_share(
     const Context& ctx, const DispatchWarp& self, Share<C>& share, bool is_gathered_by_ctas = false) {
 #pragma unroll 1
-    for (uint32_t first = share.begin_route(); first < share.end_route(); first += 32) {
+    for (uint32_t first = share.begin_route(); share.reaches(first); first += 32) {
         const Route route = place_route<C>(ctx, self, share, first);
         share.load(ctx, first + 32);
         if constexpr (kGathers)
@@ -321,8 +319,8 @@ struct PoolRows {
 template <Config C>
 __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const DispatchWarp& self) {
     const auto* infos = reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
-    PoolRows<C> rows = {static_cast<uint32_t>(self.unit)};
-    bool is_there = rows.find(ctx, self.num_units);
+    PoolRows<C> rows = {static_cast<uint32_t>(self.unit())};
+    bool is_there = rows.find(ctx, self.num_units());
     plan::RowInfo info{};
     if (is_there)
         info = infos[rows.row];
@@ -330,8 +328,8 @@ __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const D
     while (is_there) {
         const Row row = {static_cast<int>(info.source_rank), static_cast<int>(info.token_slot / C.shape.num_topk),
             rows.row, 0, C.shape.hidden / 32};
-        rows.row += self.num_units;
-        is_there = rows.find(ctx, self.num_units);
+        rows.row += self.num_units();
+        is_there = rows.find(ctx, self.num_units());
         if (is_there)
             info = infos[rows.row]; // arrives while this row is gathered
         gather_row<C>(ctx, row);
@@ -353,7 +351,7 @@ __device__ __forceinline__ void gather(
     if constexpr (plan::has_widths(C)) // blocks of experts, which warp 0 has noted
         dispatch_barrier();
     if (num_routes <= kMaxDirectRoutes ||
-        share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units) {
+        share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units()) {
         place_share<C, true>(ctx, self, share, is_gathered_by_ctas);
         return;
     }

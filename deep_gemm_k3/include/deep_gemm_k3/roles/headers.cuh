@@ -135,7 +135,7 @@ __device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
 // visible after it. False when a dispatch warp of this CTA gave up.
 __device__ __forceinline__ bool rank_barrier(const Context& ctx, const DispatchWarp& self, uint32_t round) {
     dispatch_barrier();
-    if (self.thread == 0) {
+    if (self.thread() == 0) {
         uint8_t* arrivals = ctx.buffer + plan::control::kScanBarrier + ctx.parity * plan::kControlLineBytes;
         ptx::red_release_gpu_add(arrivals, 1);
         const uint32_t wanted = round * ctx.num_ctas;

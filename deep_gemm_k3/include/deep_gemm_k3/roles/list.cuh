@@ -106,15 +106,16 @@ struct Share {
     WordCursor<C> cursor;
     uint32_t ids = 0, weight = 0; // of this lane's route in the batch at hand
     __device__ __forceinline__ uint32_t begin_route() const { return begin_part >> log_parts; }
-    __device__ __forceinline__ uint32_t end_route() const {
-        return end_part == begin_part ? begin_route() : (end_part + (1 << log_parts) - 1) >> log_parts;
+    // Whether the share has a part of this route, which is none before its first.
+    __device__ __forceinline__ bool reaches(uint32_t route) const {
+        return begin_part < end_part && route << log_parts < end_part;
     }
 
     // Loads the word of the lane's route of the batch of 32 that begins at `first`. One batch ahead, the first while
     // the list is laid out.
     __device__ __forceinline__ void load(const Context& ctx, uint32_t first) {
         const uint32_t index = first + ctx.lane_idx;
-        if (index >= end_route())
+        if (!reaches(index))
             return;
         const ptx::Word16 word = ptx::load_relaxed_sys_b128(
             sched::component<C>(ctx, plan::Component::kMetadata) + cursor.locate(ctx, index / 2));
@@ -142,7 +143,7 @@ __device__ __forceinline__ void count_directly(
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps;
     const uint32_t begins[3] = {shares.begin_route(unit), shares.begin_route(unit + 1), shares.begin_route(unit + 2)};
-    scan_words<C>(ctx, self.thread, num_words, kNumDispatchThreads, [&](uint32_t index, uint32_t ids) {
+    scan_words<C>(ctx, self.thread(), num_words, kNumDispatchThreads, [&](uint32_t index, uint32_t ids) {
         for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             atomicAdd(&num_rows[expert], 1u);
 #pragma unroll
@@ -226,18 +227,18 @@ __device__ __forceinline__ void exchange_counts(const Context& ctx, const Dispat
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     auto* counts = reinterpret_cast<uint32_t*>(sched::component<C>(ctx, plan::Component::kRouteCounts));
 #pragma unroll 1
-    for (int i = self.thread; i < Counts::kNumVectors * 4; i += kNumDispatchThreads)
+    for (int i = self.thread(); i < Counts::kNumVectors * 4; i += kNumDispatchThreads)
         counts[ctx.cta_idx * Counts::kNumVectors * 4 + i] = Counts::pack(num_rows, i);
     dispatch_barrier();
 #pragma unroll 1
-    for (int i = self.thread; i < C.shape.num_local_experts(); i += kNumDispatchThreads)
+    for (int i = self.thread(); i < C.shape.num_local_experts(); i += kNumDispatchThreads)
         num_rows[i] = 0;
     if (!rank_barrier(ctx, self, 1))
         return;
     constexpr int kInFlight = C.num_ctas_per_sm > 1 ? 2 : 8; // what the registers allow
     const auto* vectors = reinterpret_cast<const uint4*>(counts);
 #pragma unroll 1
-    for (int i = self.thread; i < Counts::kNumVectors * Counts::kThreadsPerVector; i += kNumDispatchThreads) {
+    for (int i = self.thread(); i < Counts::kNumVectors * Counts::kThreadsPerVector; i += kNumDispatchThreads) {
         const int vector = i % Counts::kNumVectors;
         uint4 all = {0, 0, 0, 0}, before = {0, 0, 0, 0};
 #pragma unroll kInFlight
@@ -270,7 +271,7 @@ __device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWa
         const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, block, delta);
         block += ctx.lane_idx >= delta ? other : 0;
     }
-    if (self.thread == 31) {
+    if (self.thread() == 31) {
         first_block[num_experts] = block;
         *words_at(ctx, plan::roles_memory::kNumBlocks) = block;
     }
@@ -289,7 +290,7 @@ __device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWa
 // on their way.
 template <Config C>
 __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
-    if (C.is_published() && self.thread == 32)
+    if (C.is_published() && self.thread() == 32)
         check_publication<C>(ctx);
     // One look at the ready words beside the wait for headers; who is late is waited for beside the counting.
     bool is_ready = true;
@@ -301,7 +302,7 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
     debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
         const uint32_t num_words = words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
-        const Shares shares(2 * num_words, self.num_units);
+        const Shares shares(2 * num_words, self.num_units());
         if (2 * num_words <= kMaxDirectRoutes)
             count_directly<C>(ctx, self, num_words, shares);
         else
@@ -317,11 +318,11 @@ __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWar
     if (healthy) {
         share.load(ctx, share.begin_route());
         share.num_blocks = lay_out<C>(ctx, self);
-        if (self.thread == 0)
+        if (self.thread() == 0)
             *words_at(ctx, plan::roles_memory::kRowParts) = 1u << share.log_parts;
         __syncwarp();
     }
-    if (self.thread == 0)
+    if (self.thread() == 0)
         sync::publish_list(ctx, sync::agree<C>(ctx, healthy) ? sync::ListState::kReady : sync::ListState::kAborted);
     return healthy;
 }

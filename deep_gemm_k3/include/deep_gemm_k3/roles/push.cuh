@@ -26,10 +26,17 @@ constexpr uint32_t kLowLatencyBit = 0x80000000u;
 // All dispatch warps of the rank work as one team. For pushing, consecutive units lie on different CTAs: a few tokens
 // spread over the whole chip.
 struct DispatchWarp {
-    int warp;   // 0..kNumDispatchWarps-1 in its CTA
-    int thread; // 0..95 in its CTA
-    int unit;   // in the rank
-    int num_units;
+    int warp; // 0..kNumDispatchWarps-1 in its CTA
+    // The others are read anew each time: they take no registers in between.
+    __device__ __forceinline__ int thread() const { // 0..95 in its CTA
+        return warp * 32 + static_cast<int>(ptx::thread_index() % 32);
+    }
+    __device__ __forceinline__ int unit() const { // in the rank
+        return warp * static_cast<int>(ptx::cta_count()) + static_cast<int>(ptx::cta_index());
+    }
+    __device__ __forceinline__ int num_units() const {
+        return plan::kNumDispatchWarps * static_cast<int>(ptx::cta_count());
+    }
 };
 
 template <Config C>
@@ -72,7 +79,7 @@ __device__ __forceinline__ void push_route_words(const Context& ctx, const Dispa
     const auto* weights = reinterpret_cast<const float2*>(sched::component<C>(ctx, plan::Component::kInputTopkWeights));
     const uint64_t offset = plan::component_offset(C.shape, plan::Component::kMetadata) +
                             plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank) + 16;
-    for (int i = self.unit * 32 + ctx.lane_idx; 2 * i < num_routes; i += self.num_units * 32) {
+    for (int i = self.unit() * 32 + ctx.lane_idx; 2 * i < num_routes; i += self.num_units() * 32) {
         longlong2 id = ids[i];
         const float2 weight = weights[i];
         if (2 * i + 1 >= num_routes)
@@ -117,7 +124,7 @@ __device__ __forceinline__ void push_low_latency_rows(const Context& ctx, const 
     constexpr int num_groups = C.shape.hidden / 32, num_chunks = ceil_div(num_groups, 32);
     const uint8_t* x = sched::component<C>(ctx, plan::Component::kInputX);
     const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales);
-    for (int item = self.unit; item < ctx.params.num_tokens * num_chunks; item += self.num_units) {
+    for (int item = self.unit(); item < ctx.params.num_tokens * num_chunks; item += self.num_units()) {
         const int token = item / num_chunks, group = item % num_chunks * 32 + ctx.lane_idx;
         const RankMask mask = destinations<C>(ctx, token);
         if (!mask.any() || group >= num_groups)
@@ -144,7 +151,7 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
     constexpr int num_vectors = C.shape.hidden / 16, num_scale_words = C.shape.hidden / 128;
     const uint8_t* x = sched::component<C>(ctx, plan::Component::kInputX);
     const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales);
-    for (int token = self.unit; token < ctx.params.num_tokens; token += self.num_units) {
+    for (int token = self.unit(); token < ctx.params.num_tokens; token += self.num_units()) {
         const RankMask mask = destinations<C>(ctx, token);
         if (!mask.any())
             continue;

@@ -45,7 +45,7 @@ __device__ __forceinline__ void find_stage_rows(
     for (int half = 0; half < 2; ++half) {
         is_ours[half] =
             routes.exists && roles::local_expert<C>(ctx, routes.word.x, half) == static_cast<uint32_t>(task.expert);
-        row += __popc(__ballot_sync(0xFFFFFFFFu, is_ours[half]) & ((1u << ctx.lane_idx) - 1));
+        row += __popc(__ballot_sync(0xFFFFFFFFu, is_ours[half]) & ptx::lower_lanes());
     }
     row -= (task.block - first_block[task.expert]) * C.routed_tile.num_tokens; // earlier blocks: large numbers
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ void clear_missing_rows(
     constexpr int num_tokens = C.routed_tile.num_tokens, num_chunks = C.num_stages * 16;
     uint8_t* stages = ctx.shared + plan::shared_memory_layout(C).stages;
 #pragma unroll 1
-    for (int i = self.thread; i < (num_tokens - num_rows) * num_chunks; i += roles::kNumDispatchThreads)
+    for (int i = self.thread(); i < (num_tokens - num_rows) * num_chunks; i += roles::kNumDispatchThreads)
         *reinterpret_cast<uint4*>(stages + i % num_chunks / 16 * plan::stage_bytes(C) +
                                   plan::operand_chunk_offset(num_rows + i / num_chunks, i % 16)) = {0, 0, 0, 0};
 }
@@ -105,7 +105,7 @@ struct StageWave {
 
     __device__ __forceinline__ StageWave(const roles::DispatchWarp& self, int num_rows)
         : num_groups(num_rows * 4), num_stages(min(C.num_stages - 1, max(1, roles::kNumDispatchThreads / num_groups))),
-          stage(self.thread / num_groups), row(self.thread % num_groups / 4), group(self.thread % 4) {
+          stage(self.thread() / num_groups), row(self.thread() % num_groups / 4), group(self.thread() % 4) {
         if (stage >= num_stages)
             stage = 1 << 20;
     }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void gather_into_stages(const sched::Context& ctx, co
             }
             ptx::fence_proxy_async_shared();
             roles::dispatch_barrier();
-            if (self.thread == 0)
+            if (self.thread() == 0)
                 sync::publish_stages_gathered(ctx, min(first + wave.num_stages, num_stages));
         }
         if (kIsAhead)
