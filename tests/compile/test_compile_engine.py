@@ -41,6 +41,7 @@ ONE_RANK = {"num_ranks": 1, "num_experts": 112}
         pytest.param({"num_tokens": 512, "num_shared_tokens": 4096}, id="8 ranks, 512 tokens"),
         pytest.param(ONE_RANK | {"num_tokens": 64, "num_shared_tokens": 64}, id="64 tokens"),
         pytest.param(ONE_RANK | {"num_tokens": 128, "num_shared_tokens": 128}, id="128 tokens"),
+        pytest.param({"num_ranks": 1, "num_tokens": 2048, "num_shared_tokens": 2048}, id="all experts on a rank"),
     ],
 )
 def test_mainloops_are_not_held_up(changed: dict[str, int]) -> None:

@@ -48,3 +48,20 @@ def test_wide_tiles_give_the_oracles_bits(
     finally:
         session.close()
     assert not service.report()["findings"]
+
+
+def test_hundreds_of_experts_on_a_rank_leave_narrow_tiles_to_the_math_warps(emulated: None) -> None:
+    """Their cursors take the memory through which the dispatch warps would get a tile; blocks have several widths still."""
+    service.configure(seed=3, race_detection=True)
+    shape = WorldShape((110,), 896, 2, 256, 128)
+    session = Session(shape, device="cpu", num_sms=2, target="sm_90a")
+    try:
+        overrides = {"routed_tokens": 48, "num_ctas_per_sm": 1}
+        _extension.ops().set_overrides(session.buffers[0].handle, json.dumps(overrides))
+        for routing in ("hot_expert", "uniform"):
+            world = make_world(shape, 7, routing, "exact", "sm_90a", "cpu")
+            how = RunOptions(num_sms=2, timeout_s=600.0)
+            check_world(world, Options("swiglu"), "routed", how, bitwise=True, session=session)
+    finally:
+        session.close()
+    assert not service.report()["findings"]

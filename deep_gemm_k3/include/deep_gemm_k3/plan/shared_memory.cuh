@@ -115,12 +115,16 @@ DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
 // warpgroup, which has 64 of the columns; in a half a token's columns lie together, gate and up of each.
 constexpr int kExchangeTokenBytes = kUnitK / 2 * 4;              // in a half
 constexpr int kMinExchangeTokens = 40, kMaxExchangeTokens = 112; // wider tiles leave no memory
-DG_HOST_DEVICE constexpr bool has_exchange(const Config& c) {
-    return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinExchangeTokens &&
-           c.routed_tile.num_tokens <= kMaxExchangeTokens && c.splits.routed_l1 == 1;
-}
 DG_HOST_DEVICE constexpr int exchange_half_bytes(const Config& c) {
     return c.routed_tile.num_tokens * kExchangeTokenBytes;
+}
+// The dispatch warps' cursors lie where the tile will, beside what a math warpgroup stages: with hundreds of local
+// experts a narrow tile has no room for both.
+DG_HOST_DEVICE constexpr bool has_exchange(const Config& c) {
+    return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinExchangeTokens &&
+           c.routed_tile.num_tokens <= kMaxExchangeTokens && c.splits.routed_l1 == 1 &&
+           roles_memory_bytes(c) - roles_memory::cursors_offset(c) <=
+               exchange_half_bytes(c) - staging_bytes_per_warpgroup(c);
 }
 DG_HOST_DEVICE constexpr int staging_stride(const Config& c) {
     return has_exchange(c) ? exchange_half_bytes(c) : staging_bytes_per_warpgroup(c);
