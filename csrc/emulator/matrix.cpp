@@ -26,15 +26,8 @@ float matrix_element(u32 code, Type type) {
 void widen(const u8* from, float* to, int count, Type type) {
     switch (type) {
     case Type::BF16:
-        if (count == 8) {
-            typedef u16 Halves __attribute__((vector_size(16)));
-            typedef u32 Words __attribute__((vector_size(32)));
-            Halves halves;
-            std::memcpy(&halves, from, sizeof(halves));
-            Words words = __builtin_convertvector(halves, Words) << 16;
-            std::memcpy(to, &words, sizeof(words));
-            return;
-        }
+        if (count == 8)
+            return widen_bf16x8(from, to);
         for (int i = 0; i < count; ++i) {
             u16 x;
             std::memcpy(&x, from + 2 * i, 2);

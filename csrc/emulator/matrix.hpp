@@ -34,4 +34,14 @@ inline void transpose_four(const float* from, int from_step, float* to, int to_s
 float matrix_element(u32 code, Type type);
 void widen(const u8* from, float* to, int count, Type type); // `count` consecutive elements of a 1-, 2- or 4-byte type
 
+// The same for eight of BF16, inline: what most kernels multiply.
+inline void widen_bf16x8(const u8* from, float* to) {
+    typedef u16 Halves __attribute__((vector_size(16)));
+    typedef u32 Words __attribute__((vector_size(32)));
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+    Words words = __builtin_convertvector(halves, Words) << 16;
+    std::memcpy(to, &words, sizeof(words));
+}
+
 } // namespace deep_gemm_k3::emulator

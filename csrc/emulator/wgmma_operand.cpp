@@ -72,16 +72,11 @@ class Reader {
     }
 };
 
-// Sixteen bytes as singles. The type of the matrices in most kernels is unrolled here.
+// Sixteen bytes as singles.
 inline void widen_piece(const u8* from, float* to, Type type) {
-    if (type != Type::BF16)
-        return widen(from, to, 16 / type_size(type), type);
-    typedef u16 Halves __attribute__((vector_size(16)));
-    typedef u32 Words __attribute__((vector_size(32)));
-    Halves halves;
-    std::memcpy(&halves, from, sizeof(halves));
-    Words words = __builtin_convertvector(halves, Words) << 16;
-    std::memcpy(to, &words, sizeof(words));
+    if (type == Type::BF16)
+        return widen_bf16x8(from, to);
+    widen(from, to, 16 / type_size(type), type);
 }
 
 // A row: its two pieces along k, kPer elements each.

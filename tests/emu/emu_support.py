@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pytest
 
-from deep_gemm_k3.emulator import Device, Module
+from deep_gemm_k3 import envs
+from deep_gemm_k3.emulator import Device, Module, service
 
 HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
+
+
+def calls_without_findings(monkeypatch: pytest.MonkeyPatch, target: str) -> Iterator[None]:
+    """For a fixture: CPU tensors stand for a GPU of `target`, and the emulator finds nothing in a test's calls."""
+    monkeypatch.setenv(envs.CPU_TARGET.name, target)
+    service.clear()
+    yield
+    found = service.report()["findings"]
+    service.configure()
+    assert not found, found
 
 
 def one_op(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from emu_support import calls_without_findings
 
-from deep_gemm_k3 import envs
 from deep_gemm_k3._extension import ops
-from deep_gemm_k3.emulator import service
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RunOptions, Session, check_world
@@ -20,12 +19,7 @@ SITU = Options("situ", None, 4.0, 25.0)
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(envs.CPU_TARGET.name, "sm_90a")
-    service.clear()
-    yield
-    found = service.report()["findings"]
-    service.configure()
-    assert not found, found
+    yield from calls_without_findings(monkeypatch, "sm_90a")
 
 
 def check(shape: WorldShape, mode: str, num_sms: int, overrides: dict[str, Any], routing: str = "uniform") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from emu_support import calls_without_findings
 
 from deep_gemm_k3 import envs
 from deep_gemm_k3._extension import ops
@@ -34,12 +35,7 @@ ONE = WorldShape((40,), 4, 2, 256, 256, 40, 384, 256)
 @pytest.fixture(autouse=True)
 def blackwell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors stand for a Blackwell GPU, and nothing may be found that the hardware does not promise to bear."""
-    monkeypatch.setenv(envs.CPU_TARGET.name, "sm_100a")
-    service.clear()
-    yield
-    found = service.report()["findings"]
-    service.configure()
-    assert not found, found
+    yield from calls_without_findings(monkeypatch, "sm_100a")
 
 
 def check(

@@ -128,6 +128,28 @@ def _shared_tokens(call: RankCall) -> None:
     call.input = replace(call.input, shared=replace(shared, x=shared.x[:4]))
 
 
+def all_stop(spoil: Callable[[RankCall], None], words: str, limit_s: float, others_late_by: float = 0.0) -> None:
+    """Rank 1's call is spoilt, and every rank ends with the error within the limit."""
+    warm(FOUR)
+    ranks = FOUR.world(5, 8)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
+        call = rank_call(buffer, ranks[group.rank], RS)
+        call.fill()
+        if group.rank == 1:
+            spoil(call)
+        call.settle()
+        group.barrier("ready")
+        if group.rank != 1:
+            time.sleep(others_late_by)
+        return outcome(call, group)
+
+    for rank, (error, seconds, after) in enumerate(FOUR.each_rank(body)):
+        assert words in error if ON_GPU else error, f"rank {rank}: {error or 'no error'}"
+        assert seconds < limit_s
+        assert "wanted one without an abort" in after
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -141,45 +163,13 @@ def _shared_tokens(call: RankCall) -> None:
     ],
 )
 def test_a_bad_value_on_one_rank_stops_all(spoil: Callable[[RankCall], None], words: str) -> None:
-    warm(FOUR)
-    ranks = FOUR.world(5, 8)
-
-    def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
-        call = rank_call(buffer, ranks[group.rank], RS)
-        call.fill()
-        if group.rank == 1:
-            spoil(call)
-        call.settle()
-        group.barrier("ready")
-        return outcome(call, group)
-
-    results = FOUR.each_rank(body)
-    for rank, (error, seconds, after) in enumerate(results):
-        assert words in error if ON_GPU else error, f"rank {rank}: {error or 'no error'}"
-        assert seconds < 5 * TIMEOUT_S
-        assert "wanted one without an abort" in after
+    all_stop(spoil, words, 5 * TIMEOUT_S)
 
 
 def test_ranks_that_start_after_the_abort_end_at_once() -> None:
-    """Their kernels find the abort cell set in their first instructions; their hosts knew nothing of it."""
-    warm(FOUR)
-    ranks = FOUR.world(5, 8)
-
-    def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
-        call = rank_call(buffer, ranks[group.rank], RS)
-        call.fill()
-        if group.rank == 1:
-            _bad_id(call)
-        call.settle()
-        group.barrier("ready")
-        if group.rank != 1:
-            time.sleep(0.3)  # the bad id ends rank 1's kernel without anybody else
-        return outcome(call, group)
-
-    for rank, (error, seconds, after) in enumerate(FOUR.each_rank(body)):
-        assert "expert id out of range" in error if ON_GPU else error, f"rank {rank}: {error or 'no error'}"
-        assert seconds < TIMEOUT_S
-        assert "wanted one without an abort" in after
+    """Their kernels find the abort cell set in their first instructions; their hosts knew nothing of it: the bad id ends rank
+    1's kernel without anybody else."""
+    all_stop(_bad_id, "expert id out of range", TIMEOUT_S, others_late_by=0.3)
 
 
 def test_a_bad_value_on_a_single_rank() -> None:
