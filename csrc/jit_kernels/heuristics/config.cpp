@@ -154,7 +154,7 @@ int shared_tokens_for_sm100(int num_tokens) {
 }
 
 // On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in.
-int shared_rows(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
+int shared_rows(const Problem& problem, const DeviceFacts& device) {
     if (device.arch == Architecture::kSM100)
         return 256 * cluster_ctas(problem, device);
     return chosen(problem.overrides.shared_rows, 128);
@@ -162,7 +162,7 @@ int shared_rows(const Problem& problem, const DeviceFacts& device, const TileSha
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile, int num_ctas_per_sm) {
     const bool is_sm100 = device.arch == Architecture::kSM100;
-    Load load{.tile = {.num_rows = shared_rows(problem, device, routed_tile), .num_tokens = 0, .num_k = 64},
+    Load load{.tile = {.num_rows = shared_rows(problem, device), .num_tokens = 0, .num_k = 64},
         .num_l1_tiles = 0,
         .num_l2_tiles = 0};
     if (problem.shared_output == SharedOutput::kNone)
