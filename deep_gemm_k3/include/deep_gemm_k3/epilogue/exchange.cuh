@@ -141,14 +141,12 @@ struct ExchangeReader : Exchange<C> {
 
     __device__ __forceinline__ void finish_tile(
         const Activate& activate, uint32_t block, uint32_t row_tile, uint32_t num_tokens) const {
-        const auto* info =
-            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
-            uint64_t(block) * Base::kTokens;
         uint8_t* tile = sched::component<C>(ctx, plan::Component::kPoolIntermediate) +
                         plan::operand_tile_offset(Base::kTokens, C.shape.intermediate, block, row_tile);
         const uint32_t chunk = ctx.lane_idx % kLanesPerToken, of_pair = ctx.lane_idx / kLanesPerToken;
         const auto weight_of = [&](uint32_t token) {
-            return __uint_as_float(ptx::load_relaxed_sys(&info[min_of(token, Base::kTokens - 1)].weight));
+            const uint32_t row = block * Base::kTokens + min_of(token, Base::kTokens - 1);
+            return __uint_as_float(ptx::load_relaxed_sys(&sched::row_info<C>(ctx, row)->weight));
         };
         uint32_t token = warp * kTokensPerTurn + of_pair;
         float weight = weight_of(token);

@@ -21,12 +21,10 @@ struct ToPeer {
 
     // Places of the tokens' partials.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info =
-            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
-            uint64_t(task.block) * kTokens;
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
-            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].place);
+            rows.first[i] = ptx::load_relaxed_sys(
+                &sched::row_info<C>(ctx, task.block * kTokens + (me.lane + 32 * i) % kTokens)->place);
     }
 
     // Turns places into addresses; zero for a token that is not there, or never came after an abort.

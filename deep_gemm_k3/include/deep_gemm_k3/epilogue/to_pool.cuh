@@ -52,21 +52,20 @@ struct ToPool {
 
     // Routing weights of the block's tokens.
     __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
-        const auto* info =
-            reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo)) +
-            uint64_t(task.block) * kTokens;
+        const auto weight_of = [&](uint32_t token) {
+            return &sched::row_info<C>(ctx, task.block * kTokens + token % kTokens)->weight;
+        };
         if constexpr (sched::can_gather_into_stages(C)) {
             // From this CTA's shared memory where it gathered the rows itself: the others' words may not be there yet.
             const bool is_ours = sync::has_gathered_rows(ctx);
-            const uint32_t row = me.lane % kTokens;
-            const void* weight = is_ours ? ctx.roles + plan::roles_memory::kStageWeights + row * 4
-                                         : reinterpret_cast<const uint8_t*>(&info[row].weight);
+            const void* weight = is_ours ? ctx.roles + plan::roles_memory::kStageWeights + me.lane % kTokens * 4
+                                         : reinterpret_cast<const uint8_t*>(weight_of(me.lane));
             rows.first[0] = *static_cast<const volatile uint32_t*>(weight);
             return;
         }
 #pragma unroll
         for (int i = 0; i < Rows::kPerLane; ++i)
-            rows.first[i] = ptx::load_relaxed_sys(&info[(me.lane + 32 * i) % kTokens].weight);
+            rows.first[i] = ptx::load_relaxed_sys(weight_of(me.lane + 32 * i));
     }
 
     // Where the codes of a warp's tokens lie; this lane's pair of tokens of a group.

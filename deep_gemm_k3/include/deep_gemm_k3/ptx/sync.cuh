@@ -4,8 +4,8 @@
 
 namespace deep_gemm_k3::ptx {
 
-// The thread's index in its CTA and the CTA's in the grid, read where they stand: the compiler neither hoists nor keeps
-// them.
+// The thread's index in its CTA, the CTA's in the grid and the lane's in its warp, read where they stand: the compiler
+// neither hoists nor keeps them.
 __device__ __forceinline__ uint32_t thread_index() {
     uint32_t index;
     asm volatile("mov.u32 %0, %tid.x;" : "=r"(index));
@@ -20,6 +20,11 @@ __device__ __forceinline__ uint32_t cta_count() {
     uint32_t count;
     asm volatile("mov.u32 %0, %nctaid.x;" : "=r"(count));
     return count;
+}
+__device__ __forceinline__ uint32_t lane_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %laneid;" : "=r"(index));
+    return index;
 }
 // One bit for each lane below this one.
 __device__ __forceinline__ uint32_t lower_lanes() {

@@ -5,7 +5,7 @@
 //
 // From the first wgmma to the wait that retires it, neither A registers nor accumulators may be touched.
 #pragma once
-#include "../types.cuh"
+#include "keep.cuh"
 
 namespace deep_gemm_k3::ptx {
 
@@ -18,17 +18,6 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int kNumPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumPending) : "memory");
-}
-
-// Ties a register to this point of the program, so that the compiler moves no use of it across a wait.
-__device__ __forceinline__ void keep(uint32_t& value) {
-    asm volatile("" : "+r"(value));
-}
-__device__ __forceinline__ void keep(uint64_t& value) {
-    asm volatile("" : "+l"(value));
-}
-__device__ __forceinline__ void keep(float& value) {
-    asm volatile("" : "+f"(value));
 }
 
 // Descriptor of a K-major operand whose rows are 128 swizzled bytes, 8 rows of 1024 bytes to a group, the groups 1024

@@ -5,6 +5,7 @@
 #include "../plan/pool_rows.cuh"
 #include "../plan/pool_tile.cuh"
 #include "../ptx/convert.cuh"
+#include "../ptx/keep.cuh"
 #include "../sync/dependencies.cuh"
 #include "list.cuh"
 
@@ -87,7 +88,7 @@ __device__ __forceinline__ void gather_codes(
     const Context& ctx, const Row& row, uint8_t* block, int tile_row, const uint8_t* codes, const uint8_t* scales) {
     if constexpr (C.arch == Architecture::kSM100) {
 #pragma unroll 1
-        for (int group = row.begin_group + ctx.lane_idx; group < row.end_group; group += 32) {
+        for (int group = row.begin_group + static_cast<int>(ptx::lane_index()); group < row.end_group; group += 32) {
             Group values;
             load_codes(values, codes + group * 32);
             store_group<C>(block, tile_row, group, values.codes, scales[group]);
@@ -96,7 +97,8 @@ __device__ __forceinline__ void gather_codes(
         constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 96 ? 4 : 8;
         const int end = row.end_group * 4;
 #pragma unroll 1
-        for (int first = row.begin_group * 4 + ctx.lane_idx; first < end; first += 32 * kInFlight) {
+        for (int first = row.begin_group * 4 + static_cast<int>(ptx::lane_index()); first < end;
+            first += 32 * kInFlight) {
             uint2 vectors[kInFlight];
             uint32_t scale_bytes[kInFlight];
 #pragma unroll
@@ -135,7 +137,8 @@ __device__ __forceinline__ void gather_low_latency(
     const uint8_t* words = sched::component<C>(ctx, plan::Component::kLowLatencyRows) +
                            plan::low_latency_row_offset(C.shape, ctx.parity, row.source_rank, row.token);
 #pragma unroll 1
-    for (int first = row.begin_group + ctx.lane_idx; first < row.end_group; first += 32 * in_flight) {
+    for (int first = row.begin_group + static_cast<int>(ptx::lane_index()); first < row.end_group;
+        first += 32 * in_flight) {
         Group groups[in_flight];
         const bool arrived = sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
             seen = ctx.epoch;
@@ -197,6 +200,19 @@ struct Route {
     uint32_t place; // see row_place
     uint32_t pool_row;
     uint32_t parts; // of the row, in this warp's share: the first, and the one after the last << 16
+    // Taken out of the one word where they are needed: both live through the gathering of 32 rows.
+    __device__ __forceinline__ uint32_t begin_part() const { return unpacked() & 0xFFFF; }
+    __device__ __forceinline__ uint32_t num_parts() const {
+        const uint32_t both = unpacked();
+        return (both >> 16) - (both & 0xFFFF);
+    }
+
+  private:
+    __device__ __forceinline__ uint32_t unpacked() const {
+        uint32_t both = parts;
+        ptx::keep(both);
+        return both;
+    }
 };
 
 template <Config C>
@@ -224,7 +240,7 @@ __device__ __forceinline__ uint32_t pool_row(const Context& ctx, int expert, uin
 template <Config C>
 __device__ __forceinline__ Route place_route(
     const Context& ctx, const DispatchWarp& self, const Share<C>& share, uint32_t first) {
-    const uint32_t index = first + ctx.lane_idx, part = index << share.log_parts;
+    const uint32_t index = first + ptx::lane_index(), part = index << share.log_parts;
     const int half = index & 1;
     const uint32_t expert =
         share.reaches(index) ? local_expert<C>(ctx, share.ids, half) : static_cast<uint32_t>(kNoExpert);
@@ -244,10 +260,8 @@ __device__ __forceinline__ Route place_route(
     if (route.valid && num_before == 0)
         *next += __popc(same);
     __syncwarp();
-    if (route.valid && begin_part == 0) {
-        auto* info = reinterpret_cast<plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
-        info[route.pool_row] = {token_slot, rank, __uint_as_float(share.weight), route.place};
-    }
+    if (route.valid && route.begin_part() == 0)
+        *sched::row_info<C>(ctx, route.pool_row) = {token_slot, rank, __uint_as_float(share.weight), route.place};
     return route;
 }
 
@@ -272,9 +286,9 @@ __device__ __forceinline__ void gather_batch(
     ptx::fence_proxy_async_global();
     __syncwarp();
     if (route.valid)
-        ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
-                                     route.pool_row / C.routed_tile.num_tokens),
-            (route.parts >> 16) - (route.parts & 0xFFFF));
+        ptx::red_release_gpu_add(sync::block_counter_of_call<C>(
+                                     ctx, sync::BlockCounter::kGathered, route.pool_row / C.routed_tile.num_tokens),
+            route.num_parts());
 }
 
 // Places all routes of this warp's share. `kGathers`: gathers their rows as well.
@@ -318,12 +332,11 @@ struct PoolRows {
 
 template <Config C>
 __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const DispatchWarp& self) {
-    const auto* infos = reinterpret_cast<const plan::RowInfo*>(sched::component<C>(ctx, plan::Component::kPoolRowInfo));
     PoolRows<C> rows = {static_cast<uint32_t>(self.unit())};
     bool is_there = rows.find(ctx, self.num_units());
     plan::RowInfo info{};
     if (is_there)
-        info = infos[rows.row];
+        info = *sched::row_info<C>(ctx, rows.row);
 #pragma unroll 1
     while (is_there) {
         const Row row = {static_cast<int>(info.source_rank), static_cast<int>(info.token_slot / C.shape.num_topk),
@@ -331,13 +344,13 @@ __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const D
         rows.row += self.num_units();
         is_there = rows.find(ctx, self.num_units());
         if (is_there)
-            info = infos[rows.row]; // arrives while this row is gathered
+            info = *sched::row_info<C>(ctx, rows.row); // arrives while this row is gathered
         gather_row<C>(ctx, row);
         ptx::fence_proxy_async_global();
         __syncwarp();
-        if (ctx.lane_idx == 0)
-            ptx::red_release_gpu_add(sync::block_counter<C>(ctx, ctx.parity, sync::BlockCounter::kGathered,
-                                         row.pool_row / C.routed_tile.num_tokens),
+        if (ptx::lane_index() == 0)
+            ptx::red_release_gpu_add(sync::block_counter_of_call<C>(
+                                         ctx, sync::BlockCounter::kGathered, row.pool_row / C.routed_tile.num_tokens),
                 1);
     }
 }

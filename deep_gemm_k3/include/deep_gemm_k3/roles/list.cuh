@@ -114,7 +114,7 @@ struct Share {
     // Loads the word of the lane's route of the batch of 32 that begins at `first`. One batch ahead, the first while
     // the list is laid out.
     __device__ __forceinline__ void load(const Context& ctx, uint32_t first) {
-        const uint32_t index = first + ctx.lane_idx;
+        const uint32_t index = first + ptx::lane_index();
         if (!reaches(index))
             return;
         const ptx::Word16 word = ptx::load_relaxed_sys_b128(

@@ -33,4 +33,13 @@ __device__ __forceinline__ uint8_t* peer_component(const Context& ctx, int rank,
     return ctx.params.buffers[rank] + plan::component_offset(C.shape, which);
 }
 
+// Of a row of this rank's pool. The sum of 32 bits cannot be taken apart: a loop keeps no address of the component in
+// registers beside the buffer's.
+template <Config C>
+__device__ __forceinline__ plan::RowInfo* row_info(const Context& ctx, uint32_t row) {
+    constexpr uint64_t first = plan::component_offset(C.shape, plan::Component::kPoolRowInfo) / sizeof(plan::RowInfo);
+    constexpr bool is_short = first + plan::num_max_pool_rows(C.shape) <= 0xFFFFFFFFull;
+    return reinterpret_cast<plan::RowInfo*>(ctx.buffer) + (is_short ? static_cast<uint32_t>(first) + row : first + row);
+}
+
 } // namespace deep_gemm_k3::sched

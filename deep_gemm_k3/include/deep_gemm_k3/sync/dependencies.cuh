@@ -39,6 +39,14 @@ __device__ __forceinline__ uint8_t* block_counter(
     return sched::component<C>(ctx, plan::Component::kBlockCounters) +
            ((parity * 2 + static_cast<int>(which)) * num_blocks + block) * 4;
 }
+// The call's number is read anew: nothing derived from it need live in a register through a loop.
+__device__ __forceinline__ uint32_t parity_of_call(const sched::Context& ctx) {
+    return *reinterpret_cast<const volatile uint32_t*>(ctx.roles + plan::roles_memory::kEpoch) & 1;
+}
+template <Config C>
+__device__ __forceinline__ uint8_t* block_counter_of_call(const sched::Context& ctx, BlockCounter which, int block) {
+    return block_counter<C>(ctx, parity_of_call(ctx), which, block);
+}
 template <Config C>
 __device__ __forceinline__ uint8_t* shared_counter(const sched::Context& ctx, uint32_t parity, int block) {
     constexpr uint64_t num_blocks = ceil_div(plan::num_shared_rows(C.shape), uint64_t(plan::kMinSharedTokenTile));
