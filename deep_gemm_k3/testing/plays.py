@@ -45,14 +45,14 @@ PLAYS = {
             WorldShape((), 4, 2, 512, 384, **{**_SHARED, "shared_tokens": 20, "shared_intermediate": 256}),
             _SITU,
             "rs",
-            ((40, 5), (0, 0)),
+            ((40, 5), (0, 0), (257, 2)),
             calls=2,
             overrides={"routed_tokens": 32, "shared_tokens": 64, "num_ctas_per_sm": 2},
         ),
-        # no shared expert and few rows: the first tiles' tokens are gathered straight into stages
+        # no shared expert and few rows: the first tiles' tokens are gathered straight into stages, more than the ring has
         Play(
             "stages",
-            WorldShape((), 4, 2, 768, 128),
+            WorldShape((), 4, 2, 1024, 128),
             Options("swiglu"),
             "routed",
             ((1, 1), (0, 1)),
@@ -76,15 +76,16 @@ PLAYS = {
             num_sms=4,
             overrides={"routed_tokens": 8, "shared_tokens": 32, "num_ctas_per_sm": 1, "splits": {"shared_l1": 2}},
         ),
-        # Blackwell: two CTAs that multiply together, and one alone with splits
+        # Blackwell: two CTAs that multiply together, and one alone with splits and without; tasks have more stages than the
+        # ring
         Play(
             "pairs",
-            WorldShape((), 8, 2, 256, 256, **{**_SHARED, "shared_intermediate": 256}),
+            WorldShape((), 8, 2, 384, 256, **{**_SHARED, "shared_intermediate": 256}),
             _SITU,
             "sp_rs",
-            ((3, 4), (0, 0)),
+            ((3, 4), (0, 0), (257, 2)),
             calls=2,
-            overrides={"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": 2},
+            overrides={"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": 2, "num_stages": 2},
             aborts=("refused by a host",),
             target="sm_100a",
         ),
@@ -99,10 +100,20 @@ PLAYS = {
                 "routed_tokens": 16,
                 "shared_tokens": 16,
                 "num_cluster_ctas": 1,
-                "num_stages": 3,
+                "num_stages": 2,
                 "splits": {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 2},
             },
             aborts=("no such expert",),
+            target="sm_100a",
+        ),
+        Play(
+            "whole",
+            WorldShape((), 4, 2, 384, 256, **_SHARED),
+            _SITU,
+            "rs",
+            ((8, 1), (0, 0)),
+            calls=2,
+            overrides={"routed_tokens": 16, "shared_tokens": 16, "num_cluster_ctas": 1},
             target="sm_100a",
         ),
     )

@@ -6,9 +6,11 @@ the parent's and stays as it was.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import resource
@@ -26,8 +28,14 @@ from .mutation import Site, sites, together
 from .replay import Outcome, Play, Scene, Schedule, record
 
 CPU_SECONDS = 90  # of one mutant, at most
+ADVERSARIES = ("random", "latest", "earliest")
 FOR_LANES = 200  # seeds from here on are for barriers of a warp
+AROUND = 24  # instructions before a site and after it that tell its place
 BUDGET = 20  # times the instructions of the unchanged kernel, at most
+
+
+_INSTRUCTION = re.compile(r"\s*(?:@!?%\w+\s+)?[a-z][\w.:]*.*;")
+_OPERAND = re.compile(r"%[\w.]+|\$\w+|\b_Z\w+")  # registers, labels, and names with a number of the process
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,8 @@ class Verdict:
 
     site: str
     number: int  # among the sites of the same group
+    digest: str = ""  # of the kernel that was run
+    place: str = ""  # the instructions around the site, see `Sweep.place`
     by: list[str] = field(default_factory=list)
     trial: str = ""
     text: str = ""
@@ -65,7 +75,6 @@ def trials(play: Play, seeds: int) -> list[Trial]:
     """Cheap ones first: without race detection, then with it; the small act before the large ones; every other one with
     the lanes of a warp apart. Whoever drains after an abort waits for nobody, so such acts run without race detection."""
     num_acts = len(play.acts)
-    modes = ("random", "latest", "earliest")
 
     def trial(act: int, seed: int, mode: str, quantum: int, races: bool, apart: bool) -> Trial:
         if apart and mode == "latest":  # lanes that part while they poll are never found waiting
@@ -74,17 +83,17 @@ def trials(play: Play, seeds: int) -> list[Trial]:
 
     found = [trial(0, 0, "latest", 0, False, False)]
     for seed in range(seeds):
-        found.append(trial(0, seed, modes[seed % 3], (0, 20)[seed % 2], True, seed % 2 == 1))
-        found.append(trial(0, 100 + seed, modes[seed % 3], 10, False, seed % 2 == 0))
+        found.append(trial(0, seed, ADVERSARIES[seed % 3], (0, 20)[seed % 2], True, seed % 2 == 1))
+        found.append(trial(0, 100 + seed, ADVERSARIES[seed % 3], 10, False, seed % 2 == 0))
     for act in range(1, num_acts):
         found += [trial(act, 0, "latest", 0, False, False), trial(act, 1, "random", 0, True, True)]
         if is_small(play, act):
-            found += [trial(act, seed, modes[seed % 3], 20, True, seed % 2 == 1) for seed in (2, 3)]
+            found += [trial(act, seed, ADVERSARIES[seed % 3], 20, True, seed % 2 == 1) for seed in (2, 3)]
     for act in range(num_acts, num_acts + len(play.aborts)):
-        found += [trial(act, seed, modes[seed % 3], 10, False, seed % 2 == 1) for seed in range(3)]
+        found += [trial(act, seed, ADVERSARIES[seed % 3], 10, False, seed % 2 == 1) for seed in range(3)]
     for act in range(num_acts):
         count = 10 if is_small(play, act) else 2
-        found += [trial(act, FOR_LANES + seed, modes[seed % 3], 0, seed % 4 == 3, True) for seed in range(count)]
+        found += [trial(act, FOR_LANES + seed, ADVERSARIES[seed % 3], 0, seed % 4 == 3, True) for seed in range(count)]
     return found
 
 
@@ -129,6 +138,8 @@ class Sweep:
         for i, site in enumerate(self.sites):
             numbers[site.group] += 1
             self.numbers[i] = numbers[site.group]
+        self._lines = self.ptx.split("\n")
+        self._code = [i for i, line in enumerate(self._lines) if _INSTRUCTION.match(line)]
         self.instructions: dict[int, int] = {}
         self.reached: dict[Trial, set[int]] = {}
         self.hints: dict[tuple[str, int], str] = {}  # by site and number: the trial that noticed the mutant last time
@@ -154,7 +165,18 @@ class Sweep:
             instructions[trial.act] = max(known, outcome.counters["instructions"])
         self.instructions = instructions
 
-    @property
+    def place(self, index: int) -> str:
+        """Of the instructions around a site, without registers: where it is the same in another version of the kernel, what
+        became of the mutant there holds here. Sites that are mutated together have their number for a place."""
+        site = self.sites[index]
+        if site.also:
+            return str(1 + len(site.also))
+        at = bisect.bisect(self._code, site.line)
+        around = (self._lines[i] for i in self._code[max(at - AROUND, 0) : at + AROUND])
+        text = "\n".join(_OPERAND.sub("", line).strip() for line in around)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @functools.cached_property
     def digest(self) -> str:
         """Of the kernel's instructions, without line information: which version of the kernel a record is of."""
         lines = [
@@ -177,14 +199,14 @@ class Sweep:
             return [trial for trial in found if trial.schedule.lanes_apart]
         found = [trial for trial in found if trial.schedule.seed < FOR_LANES]
         small = [] if site.also else [trial for trial in found if is_small(self.play, trial.act)]
-        hint = self.hints.get((site.group, number))
+        hint = self.hints.get((site.group, number)) or self.hints.get((site.group, -1))
         return sorted(small or found, key=lambda trial: trial_name(trial) != hint)
 
     def judge(self, index: int, plan: Sequence[Trial]) -> Verdict:
         """Runs one mutant until somebody notices; what has noticed it before comes first."""
         site = self.sites[index]
         text = site.mutate(self.ptx)
-        verdict = Verdict(site.group, self.numbers[index])
+        verdict = Verdict(site.group, self.numbers[index], self.digest, self.place(index))
         started = time.perf_counter()
         verdict.reached = self.reaching(site, plan)
         for trial in self.useful(site, verdict.number, plan):
@@ -201,17 +223,22 @@ class Sweep:
     def _answer(self, index: int, plan: Sequence[Trial]) -> dict[str, Any]:
         return asdict(self.judge(index, plan))
 
-    def verdicts(self, chosen: Sequence[int], plan: Sequence[Trial], *, jobs: int = 2) -> Iterator[Verdict]:
-        """Of the mutants named by index, as they come."""
+    def verdicts(
+        self, chosen: Sequence[int], plan: Sequence[Trial], slots: Slots, until: float = math.inf
+    ) -> Iterator[Verdict]:
+        """Of the mutants named by index, as they come. None is begun after ``until`` (of `time.monotonic`)."""
         pending = list(reversed(chosen))
         running: dict[int, tuple[int, int]] = {}  # pipe -> index, process
         while pending or running:
-            while pending and len(running) < jobs:
+            if time.monotonic() > until:
+                pending = []
+            while pending and slots.take(wait=not running):
                 index = pending.pop()
-                pipe, process = _forked(functools.partial(self._answer, index, plan))
+                pipe, process = forked(functools.partial(self._answer, index, plan))
                 running[pipe] = (index, process)
-            for pipe in select.select(list(running), [], [])[0]:
+            for pipe in select.select(list(running), [], [], 0.2 if pending else None)[0]:
                 yield self._collect(pipe, *running.pop(pipe))
+                slots.give()
 
     def _collect(self, pipe: int, index: int, process: int) -> Verdict:
         with os.fdopen(pipe) as stream:
@@ -220,7 +247,8 @@ class Sweep:
         if answer:
             return Verdict(**json.loads(answer))
         is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
-        return Verdict(self.sites[index].group, self.numbers[index], ["hang" if is_late else "crash"])
+        by = ["hang" if is_late else "crash"]
+        return Verdict(self.sites[index].group, self.numbers[index], self.digest, self.place(index), by)
 
 
 def trial_name(trial: Trial) -> str:
@@ -229,7 +257,28 @@ def trial_name(trial: Trial) -> str:
     return f"act {trial.act}, seed {how.seed}, {how.adversary}{apart}{', races' if trial.races else ''}"
 
 
-def _forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
+class Slots:
+    """How many mutants run at once, in all processes that were forked since: a byte in a pipe for each."""
+
+    def __init__(self, count: int) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.write(self._writer, b"x" * count)
+
+    def take(self, *, wait: bool) -> bool:
+        while True:
+            try:
+                return bool(os.read(self._reader, 1))
+            except BlockingIOError:
+                if not wait:
+                    return False
+                select.select([self._reader], [], [])
+
+    def give(self) -> None:
+        os.write(self._writer, b"x")
+
+
+def forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
     """A pipe from which the child's answer comes, and the child."""
     reader, writer = os.pipe()
     process = os.fork()
