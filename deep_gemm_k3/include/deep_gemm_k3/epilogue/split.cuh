@@ -34,6 +34,9 @@ struct SplitReduction {
     using Accumulators = float[kNumBlocks][kNumAccumulators];
     // Vectors in flight beside the sums: a round trip to memory is most of what a sum costs.
     static constexpr int kInFlight = kNumBlocks * kNumAccumulators <= 16 ? 16 : 8;
+    // No tile has more; registers for splits that cannot be would be spilled.
+    static constexpr int kMaxSplits =
+        max_of(max_of(C.splits.routed_l1, C.splits.routed_l2), max_of(C.splits.shared_l1, C.splits.shared_l2));
 
     // This thread's part of a split's partials, and from there to its next vector or the next split.
     static constexpr int kVectorStride = kNumThreads * 16, kSplitStride = plan::kMaxSplitTileElements * 4;
@@ -57,7 +60,7 @@ struct SplitReduction {
     // acc[m][0 .. 4 * kCount) = the sums of vectors m * kNumVectors + 0 .. kCount - 1 from `from` on.
     template <int kCount>
     static __device__ __forceinline__ void sum(const uint8_t* from, int num_splits, Accumulators& acc) {
-        constexpr int kSplits = max_of(1, kInFlight / (kNumBlocks * kCount)); // in flight
+        constexpr int kSplits = min_of(kMaxSplits, max_of(1, kInFlight / (kNumBlocks * kCount))); // in flight
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
