@@ -42,6 +42,7 @@ ONE_RANK = {"num_ranks": 1, "num_experts": 112}
         pytest.param(ONE_RANK | {"num_tokens": 64, "num_shared_tokens": 64}, id="64 tokens"),
         pytest.param(ONE_RANK | {"num_tokens": 128, "num_shared_tokens": 128}, id="128 tokens"),
         pytest.param({"num_ranks": 1, "num_tokens": 2048, "num_shared_tokens": 2048}, id="all experts on a rank"),
+        pytest.param(ONE_RANK | {"num_tokens": 2048, "num_shared_tokens": 2048}, id="2048 tokens"),
     ],
 )
 def test_mainloops_are_not_held_up(changed: dict[str, int]) -> None:

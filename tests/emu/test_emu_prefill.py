@@ -22,14 +22,16 @@ def emulated() -> Iterator[None]:
     service.configure()
 
 
-# Experts of about 70 rows have one block of 56 to 72 rows, those of about 100 three of about 33.
+# Two experts, or two a rank. 70 rows of each fill one block of 72 tokens, 100 rows three of about 33; of the widest tile 300
+# rows fill two blocks of 144 and 156, 170 rows two of 80 and 90.
 @pytest.mark.parametrize(
     ("tokens", "tile", "mode", "adversary", "fast_math"),
     [
         pytest.param((70,), 72, "dense", "random", False, id="one block an expert, dense"),
         pytest.param((60, 45), 72, "rs", "latest", False, id="two ranks, published"),
         pytest.param((100,), 48, "routed", "earliest", True, id="three blocks an expert, fast math"),
-        pytest.param((300,), 160, "dense", "random", False, id="the widest tile"),
+        pytest.param((300,), 160, "dense", "random", False, id="the widest tile, two widths"),
+        pytest.param((170,), 160, "routed", "latest", False, id="the widest tile, its narrowest width"),
     ],
 )
 def test_wide_tiles_give_the_oracles_bits(

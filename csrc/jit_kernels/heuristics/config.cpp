@@ -43,33 +43,30 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
-constexpr int kWidestTile = 160; // of one width
-
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
 // mean as variance: its blocks share them evenly and take the narrowest mainloop that has its share. Each block, whose
 // weights are dequantised for it alone, costs as much again as kBlockCost tokens.
 double expected_cost_of_expert(double mean, int num_tokens) {
     constexpr int kBlockCost = 32;
     constexpr double kStep = 0.25, kMost = 4; // standard deviations
-    const int least_width =
-        num_tokens == kWidestTile ? num_tokens : num_tokens - plan::kNumNarrowWidths * plan::kWidthStep;
     double cost = 0, weights = 0;
     for (double z = -kMost; z <= kMost; z += kStep) {
         const double weight = std::exp(-z * z / 2), rows = std::max(1.0, mean + z * std::sqrt(mean));
-        const double blocks = std::ceil(rows / num_tokens);
-        const double width = std::ceil(rows / blocks / plan::kWidthStep) * plan::kWidthStep;
-        cost += weight * blocks * (std::clamp<double>(width, least_width, num_tokens) + kBlockCost);
+        const int blocks = static_cast<int>(std::ceil(rows / num_tokens));
+        const int step = plan::width_step(num_tokens), groups = ceil_div(static_cast<int>(std::ceil(rows)), step);
+        const int share = groups / blocks * step, num_longer = groups % blocks; // those have a group more
+        cost += weight * ((blocks - num_longer) * plan::width_of(num_tokens, share) +
+                             num_longer * plan::width_of(num_tokens, share + step) + blocks * kBlockCost);
         weights += weight;
     }
     return cost / weights;
 }
 
-// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers; the
-// widest leaves none for the activation in exact math, and is worth its padding from some hundreds of rows on.
+// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers, and
+// the widest one leaves none for the activation in exact math.
 int routed_tokens_for_many(double mean, bool fast_math) {
-    constexpr double kLeastRowsOfWidest = 256;
-    static constexpr int kTiles[] = {48, 64, 88, 104, kWidestTile};
-    return *std::ranges::min_element(std::span(kTiles).first(fast_math && mean >= kLeastRowsOfWidest ? 5 : 4), {},
+    static constexpr int kTiles[] = {48, 64, 88, 104, 160};
+    return *std::ranges::min_element(std::span(kTiles).first(fast_math ? 5 : 4), {},
         [&](int tokens) { return expected_cost_of_expert(mean, tokens); });
 }
 
@@ -153,16 +150,18 @@ int shared_tokens_for_sm100(int num_tokens) {
     return num_tokens <= 64 ? 32 : 128;
 }
 
-// On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in.
-int shared_rows(const Problem& problem, const DeviceFacts& device) {
+// On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in; the
+// widest of those are not handed over anyway.
+int shared_rows(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
     if (device.arch == Architecture::kSM100)
         return 256 * cluster_ctas(problem, device);
-    return chosen(problem.overrides.shared_rows, 128);
+    const bool has_many = routed_tile.num_tokens > plan::kMaxExchangeTokens && problem.num_shared_tokens > 64;
+    return chosen(problem.overrides.shared_rows, has_many ? 256 : 128);
 }
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile, int num_ctas_per_sm) {
     const bool is_sm100 = device.arch == Architecture::kSM100;
-    Load load{.tile = {.num_rows = shared_rows(problem, device), .num_tokens = 0, .num_k = 64},
+    Load load{.tile = {.num_rows = shared_rows(problem, device, routed_tile), .num_tokens = 0, .num_k = 64},
         .num_l1_tiles = 0,
         .num_l2_tiles = 0};
     if (problem.shared_output == SharedOutput::kNone)

@@ -84,6 +84,13 @@ __device__ __forceinline__ Dependency dependency(const sched::Context& ctx, cons
         return {nullptr, 0, What::kNone};
     }
 }
+// Whether there is nothing to wait for, and then as wait_ready.
+__device__ __forceinline__ bool is_ready(const Dependency& on) {
+    if (on.counter != nullptr && ptx::load_acquire_gpu(on.counter) != on.wanted)
+        return false;
+    ptx::fence_proxy_async_global();
+    return true;
+}
 // Called by the one thread that issues a task's copies, before the first copy of its tokens.
 __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Dependency& on, uint32_t index) {
     if (on.counter == nullptr)

@@ -50,7 +50,7 @@ struct RoutedSource {
                  plan::operand_tile_offset(C.routed_tile.num_tokens, num_k, task.block, first_stage);
         token_bytes_ = kTokenBytes;
         if constexpr (plan::has_widths(C))
-            token_bytes_ = max_of(ceil_div(task.num_valid_tokens, 8) * 8, plan::least_width(C)) * 256;
+            token_bytes_ = plan::width_of(C.routed_tile.num_tokens, task.num_valid_tokens) * 256;
     }
     __device__ __forceinline__ uint32_t weight_bytes() const { return num_blocks * plan::kUnitBytes; }
     __device__ __forceinline__ uint32_t token_bytes() const { return token_bytes_; }
@@ -123,25 +123,40 @@ struct Producer {
         return {pipeline.address(), pipeline.full(pipeline.stage)};
     }
 
-    // Weights of the first stages, as far as empty stages reach; then the tokens of those stages, once they are ready.
+    // Weights of a task's first stages, after the `num_stages` that have theirs, as far as empty stages reach.
+    // `can_wait`: for a while for those that are still being multiplied. Returns how many have weights then.
     template <class Source>
-    __device__ __forceinline__ int fill_first(Source& source, const TaskRecord& record) {
-        const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
-        int num_stages = 0;
+    __device__ __forceinline__ int fill_weights(
+        Source& source, const TaskRecord& record, int num_stages, bool can_wait) {
 #pragma unroll 1
-        for (; num_stages < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_stages) {
+        for (; num_stages < min(record.num_stages, C.num_stages) &&
+               (pipeline.is_empty_now() || (can_wait && pipeline.is_empty()));
+            ++num_stages) {
             ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
             source.load_weights(target());
             pipeline.advance();
         }
-        pipeline.stage = first_stage;
-        pipeline.parity = first_parity;
+        return num_stages;
+    }
+
+    // Weights of the first stages, then the tokens of those stages, once they are ready. Where they already are, no
+    // stage waits for weights of a later one.
+    template <class Source>
+    __device__ __forceinline__ int fill_first(Source& source, const TaskRecord& record) {
+        const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
+        int num_stages = fill_weights(source, record, 0, false);
         debug::mark(ctx, debug::Event::kAsked, debug_argument(record.task));
         if constexpr (sched::can_gather_into_stages(C))
             if (record.task.phase == sched::Phase::kRoutedL2) // whose L1 did not wait for whoever placed the rows
                 sync::wait_ready(ctx, sync::gathered<C>(ctx, record.task), record.task.block);
-        sync::wait_ready(ctx, sync::dependency<C>(ctx, record.task), record.task.block);
+        const sync::Dependency tokens = sync::dependency<C>(ctx, record.task);
+        if (!sync::is_ready(tokens)) {
+            num_stages = fill_weights(source, record, num_stages, true);
+            sync::wait_ready(ctx, tokens, record.task.block);
+        }
         debug::mark(ctx, debug::Event::kReady);
+        pipeline.stage = first_stage;
+        pipeline.parity = first_parity;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.token_bytes());

@@ -25,6 +25,8 @@ struct RoutedMainloop {
     static constexpr int kGroupBlocks = plan::has_widths(C) || kTileTokens >= 128 || C.num_ctas_per_sm > 1 ? 1 : 2;
     static constexpr bool kPrefetch = kTileTokens < 128 && C.num_ctas_per_sm == 1;
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
+    // The widest tiles leave fragments for one k32 block of each m64 block only: a group is then one of those.
+    static constexpr bool kAlternates = kTileTokens > 112;
     static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
 
     using Accumulators = float[kNumBlocks][kNumAccumulators];
@@ -67,14 +69,17 @@ struct RoutedMainloop {
     }
 
     template <int kBlock>
-    __device__ __forceinline__ void dequantise_block(const Packed& packed, Fragments& fragments) const {
+    __device__ __forceinline__ void dequantise_block(const Packed& packed, int m, uint32_t* fragments) const {
         constexpr int kHalf = kPrefetch ? kBlock / 2 : 0, kWord = (kBlock & 1) * 2;
+        const ptx::Vector4& codes = packed.codes[kHalf][m];
+        dequantise(codes.word[kWord], codes.word[kWord + 1], scale_pair<kBlock>(packed.scales[m].word[0]),
+            scale_pair<kBlock>(packed.scales[m].word[1]), fragments);
+    }
+    template <int kBlock>
+    __device__ __forceinline__ void dequantise_blocks(const Packed& packed, Fragments& fragments) const {
 #pragma unroll
-        for (int m = 0; m < kNumBlocks; ++m) {
-            const ptx::Vector4& codes = packed.codes[kHalf][m];
-            dequantise(codes.word[kWord], codes.word[kWord + 1], scale_pair<kBlock>(packed.scales[m].word[0]),
-                scale_pair<kBlock>(packed.scales[m].word[1]), &fragments[m][8 * (kBlock % kGroupBlocks)]);
-        }
+        for (int m = 0; m < kNumBlocks; ++m)
+            dequantise_block<kBlock>(packed, m, &fragments[m][8 * (kBlock % kGroupBlocks)]);
     }
 
     // The accumulators of the tokens that are multiplied.
@@ -105,6 +110,27 @@ struct RoutedMainloop {
                 ptx::keep(fragments[m][i]);
     }
 
+    // One m64 block after the other: while one is multiplied, the other's fragments are computed.
+    template <int kBlock>
+    __device__ __forceinline__ void run_alternating(
+        ptx::WgmmaDescriptor stage, const Packed& packed, Fragments& fragments, Accumulators& acc) const {
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m) {
+            dequantise_block<kBlock>(packed, m, fragments[m]);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                ptx::Wgmma<kTokens>::from_registers(used(acc[m]), &fragments[m][4 * j],
+                    stage.at<plan::kOperandGroupBytes>(
+                        kBlock / 2 * plan::kOperandHalfBytes + (kBlock % 2 * 2 + j) * 32));
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<1>();
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                ptx::keep(fragments[m ^ 1][i]);
+        }
+    }
+
     // One wgmma group of a stage: fragments, then the multiplications, then the previous group retires.
     template <int kGroup>
     __device__ __forceinline__ void run_group(uint32_t stage, ptx::WgmmaDescriptor tokens, Packed& packed,
@@ -112,9 +138,13 @@ struct RoutedMainloop {
         constexpr int kFirst = kGroup * kGroupBlocks;
         if constexpr (!kPrefetch && kFirst % 2 == 0)
             load_half<kFirst / 2>(stage, packed);
-        dequantise_block<kFirst>(packed, fragments[kGroup & 1]);
+        if constexpr (kAlternates) {
+            run_alternating<kGroup>(tokens, packed, fragments[0], acc);
+            return;
+        }
+        dequantise_blocks<kFirst>(packed, fragments[kGroup & 1]);
         if constexpr (kGroupBlocks == 2)
-            dequantise_block<kFirst + 1>(packed, fragments[kGroup & 1]);
+            dequantise_blocks<kFirst + 1>(packed, fragments[kGroup & 1]);
         if constexpr (kPrefetch && kFirst + kGroupBlocks == 2)
             load_half<1>(stage, packed);
         multiply<kGroup>(tokens, fragments[kGroup & 1], acc);
@@ -150,7 +180,8 @@ struct RoutedMainloop {
         }
         ptx::wgmma_wait<0>();
         keep(fragments[0]);
-        keep(fragments[1]);
+        if constexpr (!kAlternates)
+            keep(fragments[1]);
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m)
 #pragma unroll
