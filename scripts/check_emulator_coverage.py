@@ -69,8 +69,8 @@ class Made:
     row: tuple[float, ...]
     opcodes: dict[str, int]
     lacking: str = ""
-    compared: tuple[str, ...] = ()  # what was compared with sm_100a
-    differs: tuple[str, ...] = ()  # and what of it was not the same
+    compared: tuple[str, ...] = ()  # with sm_100a
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -276,10 +276,9 @@ class Record:
         record |= {"faults": self.faults(), "lacking": self.lacking}
         if self.head["target"] == "sm_100f":
             record |= {"compared with sm_100a": dict(self.compared), "differs from sm_100a": self.differs}
+        middle = {name: " ".join(f"{number:g}" for number in found) for name, found in ranges.items()}
         record |= {
-            "lowest, median, highest": {
-                name: " ".join(f"{number:g}" for number in found) for name, found in ranges.items()
-            },
+            "lowest, median, highest": middle,
             "opcodes": len({name.split(".")[0] for name in self.opcodes}),
             "opcodes_with_modifiers": dict(sorted(self.opcodes.items())),
             "columns of rows": ", ".join(COLUMNS),
@@ -382,12 +381,12 @@ def main() -> int:
     if arguments.list:
         return 0
     if arguments.out is None:
-        parser.error("wanted a folder for the records, given none")
+        parser.error("out: wanted a folder for the records, given none")
     arguments.out.mkdir(parents=True, exist_ok=True)
     records = {key: Record(head(*key), set(wanted[planned(key[0])])) for key in chosen(arguments)}
     for key, record in records.items():
-        continued = record.resume(arguments.out / file_of(*key))
-        print(f"{file_of(*key)}: {f'continued at {len(record.rows)}' if continued else 'begun'}", flush=True)
+        record.resume(arguments.out / file_of(*key))
+        print(f"{file_of(*key)}: {len(record.rows)} done", flush=True)
     with tempfile.TemporaryDirectory(prefix="deep_gemm_k3_") as temporary:
         scratch = arguments.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
