@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,17 @@ HEAD = {"target": "sm_100f", "compiler": "one", "machine code": True, "headers":
 GOOD = (128, 0, 0, 200_000, 512, 9000, 4.0)
 
 
-@pytest.fixture(scope="module")
-def coverage() -> Iterator[Any]:
+def load_script(name: str) -> Any:
     sys.path.insert(0, str(ROOT / "scripts"))
-    import check_emulator_coverage
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
 
-    yield check_emulator_coverage
-    sys.path.remove(str(ROOT / "scripts"))
+
+@pytest.fixture(scope="module")
+def coverage() -> Any:
+    return load_script("check_emulator_coverage")
 
 
 def test_the_family_target_has_the_text_and_the_machine_code_of_the_exact_one(coverage: Any) -> None:
@@ -121,3 +125,21 @@ def test_sm_100a_and_sm_90a_come_side_by_side_and_the_family_target_last(coverag
     for key in keys:
         records[key].rows = dict.fromkeys(list(wanted["sm_100a"])[:60], GOOD)
     assert {step.name for step in coverage.steps(records, wanted, 0, tmp_path)} == set(list(wanted["sm_100a"])[60:])
+
+
+def test_the_documents_say_what_the_records_say() -> None:
+    table = load_script("coverage_table")
+    for path, text in table.documents(ROOT).items():
+        assert path.read_text() == text, f"{path}: run scripts/coverage_table.py"
+    with pytest.raises(ValueError, match="wanted one pair of marks"):
+        table.replaced("no marks", "a block")
+
+
+def test_a_record_that_is_none_shows_as_none(coverage: Any, tmp_path: Path) -> None:
+    record = coverage.Record(HEAD, {"a", "b"})
+    record.add(made(coverage, "a", compared=("text", "machine code"), differs=("machine code",)))
+    (tmp_path / "compiled-sm_100f-nvrtc.json").write_text(record.text())
+    said = load_script("coverage_table").blackwell(tmp_path)
+    assert "| sm_100a, nvrtc | none recorded" in said
+    assert "| 1 of 2 | 128 | 0, 0 | 200,000 | 512 | 9,000 | 4.0, 4.0 | 0 | 0 | `1234` |" in said
+    assert "text compared on 1 kernels, 0 differ; machine code on 1, 1 differ" in said
