@@ -43,6 +43,7 @@ void Machine::part_lanes(Warp& w) {
         return;
     Split* other = w.new_split(w.pc, w.mask & ~some, w.node); // leaves the running split where it is
     std::copy(std::begin(w.current->polls), std::end(w.current->polls), other->polls); // what it polls in vain
+    other->num_polls = w.current->num_polls;
     w.mask = some;
 }
 

@@ -56,8 +56,9 @@ struct Wait {
     bool timed_out = false;
 };
 
+// A place that polls memory, and what it saw.
 struct Poll {
-    u32 pc = kNoPc;
+    u32 pc = kNoPc, last = 0; // `last`: when it did, counted in the split's polls
     u64 hash = 0, effects = 0;
 };
 
@@ -68,6 +69,7 @@ struct Split {
     SplitState state = SplitState::Ready;
     Wait wait;
     Poll polls[4];
+    u32 num_polls = 0;
 };
 
 // One commit group of asynchronous copies of a thread.

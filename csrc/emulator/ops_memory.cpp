@@ -71,21 +71,25 @@ bool take_cache_hints(Builder& b) {
     return b.take("L2::cache_hint");
 }
 
+// A loop may poll at more places than a split remembers: what it remembers stays until the loop has surely been left.
+constexpr u32 kPollsOfALoop = 64;
+
 void note_poll(Warp& w, u64 hash) {
     Split& split = *w.current;
-    u32 pc = w.pc - 1;
-    Poll* slot = &split.polls[0];
+    const u32 pc = w.pc - 1, now = ++split.num_polls;
+    Poll* oldest = &split.polls[0];
     for (Poll& poll : split.polls) {
         if (poll.pc == pc) {
             if (poll.hash == hash && poll.effects == w.effects)
                 w.stop = Stop::Parked, w.wait.what = nullptr;
-            poll.hash = hash, poll.effects = w.effects;
+            poll = {pc, now, hash, w.effects};
             return;
         }
-        if (poll.effects < slot->effects || poll.pc == kNoPc)
-            slot = &poll;
+        if (oldest->pc != kNoPc && (poll.pc == kNoPc || poll.last < oldest->last))
+            oldest = &poll;
     }
-    *slot = {pc, hash, w.effects};
+    if (oldest->pc == kNoPc || now - oldest->last > kPollsOfALoop)
+        *oldest = {pc, now, hash, w.effects};
 }
 
 namespace {

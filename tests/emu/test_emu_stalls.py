@@ -128,6 +128,28 @@ def test_lanes_that_wait_crosswise_go_on(seed: int) -> None:
     assert out[32:64].tolist() == [5] * 32
 
 
+@pytest.mark.parametrize(("before", "within"), [(0, 2), (3, 2), (4, 2), (7, 3), (0, 16), (9, 16)])
+def test_whoever_polls_many_places_is_found_waiting(before: int, within: int) -> None:
+    """Late copies are done only when nobody could run otherwise: here, once a warp is seen to poll ``within`` places in vain,
+    however many it has looked at once, ``before``."""
+    looks = " ".join(f"sum += ((volatile unsigned*)flag)[{i}];" for i in range(before))
+    polls = " & ".join(f"((volatile unsigned*)flag)[{i}]" for i in range(within))
+    source = f"""extern "C" __global__ void k(const unsigned* ones, unsigned* flag, unsigned* out) {{
+      __shared__ __align__(16) unsigned tile[32];
+      if (threadIdx.x == 0) {{
+        for (int i = 0; i < 32; ++i) tile[i] = ones[i];
+        unsigned from = (unsigned)__cvta_generic_to_shared(tile);
+        asm volatile("fence.proxy.async.shared::cta; cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;"
+                     "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" :: "l"(flag), "r"(from) : "memory");
+      }} else if (threadIdx.x == 32) {{ unsigned sum = 0; {looks} while (!({polls})) {{}} out[0] = 1 + 0 * sum; }} }}"""
+    module = Module(compile_cuda(source))
+    for seed in range(4):
+        out, flag = torch.zeros(1, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+        device = Device(seed=seed, adversary="latest", max_instructions=100_000)
+        device.launch(module, "k", 1, 64, params=[torch.ones(32, dtype=torch.int32), flag, out])
+        assert out.item() == 1
+
+
 def test_crosswise_lanes_go_on_while_others_work() -> None:
     out, flag = tensors()
     flag[0] = 5
