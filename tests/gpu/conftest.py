@@ -14,18 +14,24 @@ os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 @pytest.fixture(scope="session")
-def mega_kernels(request: pytest.FixtureRequest) -> None:
-    """Compile the ``FAMILIES`` of all selected modules in parallel."""
+def mega_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile the ``FAMILIES`` of all selected modules in parallel; their first calls then load no more than that."""
     import mega_support
 
     if mega_support.DEVICE.type != "cuda":
+        yield
         return
     modules = {id(item.module): item.module for item in request.session.items}
     for module in modules.values():
         if hasattr(module, "BACKGROUND"):
             module.BACKGROUND.start()
-    families = [family for module in modules.values() for family in getattr(module, "FAMILIES", ())]
-    print(f"\n{mega_support.compile_families(families)}")
+    narrowed = mega_support.Narrowed(
+        family for module in modules.values() for family in getattr(module, "FAMILIES", ())
+    )
+    print(f"\n{narrowed.compile()}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mega_support.plan, "all_configs", narrowed)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

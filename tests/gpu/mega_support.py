@@ -6,13 +6,16 @@ mistakes of the tests themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from deep_gemm_k3 import envs
+from deep_gemm_k3._extension import ops
+from deep_gemm_k3.mega import plan
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import data
@@ -62,14 +65,36 @@ EXACT_SITU = Signature("routed", SITU)
 DENSE, RS, SP_RS = (Signature(mode, SITU) for mode in ("dense", "rs", "sp_rs"))
 
 
+Counts = Iterable[tuple[int, int]]
+
+
+def pairs(tokens: Iterable[int], shared_tokens: Iterable[int] = (0,)) -> list[tuple[int, int]]:
+    """Every token count of a rank with every count of shared tokens."""
+    shared = tuple(shared_tokens)
+    return [(count, also) for count in tokens for also in shared]
+
+
 class Family:
-    """Calls of one shape: ``shape.tokens`` is the capacity of the ranks, ``shape.shared_tokens`` that of the shared expert."""
+    """Calls of one shape: ``shape.tokens`` is the capacity of the ranks, ``shape.shared_tokens`` that of the shared expert.
+
+    A signature has up to 21 kernels. ``counts`` names the (tokens of a rank, shared tokens) that the tests' calls have, for
+    all signatures or for each: only what those choose is compiled then, and any other call fails for want of its kernel.
+    Without it everything is compiled that a call can choose, as in a program.
+    """
 
     ranks_on_a_device: int | None = None  # None: all of them
     has_statistics = True
 
-    def __init__(self, shape: WorldShape, *signatures: Signature, **buffer_options: Any) -> None:
+    def __init__(
+        self,
+        shape: WorldShape,
+        *signatures: Signature,
+        counts: Counts | Mapping[Signature, Counts] | None = None,
+        **buffer_options: Any,
+    ) -> None:
         self.shape, self.signatures = shape, signatures
+        of_each = counts if isinstance(counts, Mapping) else {one: counts for one in signatures if counts is not None}
+        self._counts = {signature: list(of_signature) for signature, of_signature in of_each.items()}
         self._buffer_options = buffer_options
         self._session: Session | None = None
         self._weights: dict[tuple[str, int], list[RankInput]] = {}
@@ -154,7 +179,7 @@ class Family:
             raise
 
     # -------------------------------------------------------------------------------------------------------- compilation
-    def problems(self) -> Iterable[dict[str, Any]]:
+    def problems(self) -> Iterable[tuple[Signature, dict[str, Any]]]:
         """What the host library is asked for all configs of, one for each signature."""
         s, options = self.shape, self._buffer_options
         sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE.type == "cuda" else 132
@@ -169,12 +194,29 @@ class Family:
         common["num_max_shared_tokens"] = shared_limit
         common["shared_intermediate_hidden"] = 0 if s.shared_tokens is None else s.shared_intermediate
         for signature in self.signatures:
-            yield {
+            yield signature, {
                 **common, "shared_output": OUTPUTS[signature.mode], "activation": signature.options.activation,
                 "has_clamp": signature.options.activation_clamp is not None, "fast_math": signature.fast_math,
                 "batch_invariant": signature.batch_invariant,
                 "shared_hidden": 0 if signature.mode == "routed" else s.shared_hidden,
             }  # fmt: skip
+
+    def chosen(self) -> Iterable[tuple[frozenset[str], set[str]]]:
+        """For each signature: all kernels it can choose, which identify it, and those that the tests' counts choose."""
+        for signature, problem in self.problems():
+            everything = frozenset(config["literal"] for config in plan.all_configs(problem))
+            counts = self._counts.get(signature)
+            if counts is None:
+                yield everything, set(everything)
+                continue
+            asked = [{**problem, "num_tokens": tokens, "num_shared_tokens": shared} for tokens, shared in counts]
+            yield everything, {ops().config_literal(json.dumps(one)) for one in asked}
+
+
+class WithoutStatistics(Family):
+    """The calls count no received rows."""
+
+    has_statistics = False
 
 
 def how_of(signature: Signature, calls: int = 1) -> RunOptions:
@@ -185,15 +227,34 @@ def rank_call(buffer: SymmBuffer, given: RankInput, signature: Signature) -> Ran
     return RankCall(buffer, given, signature.options, signature.mode, how_of(signature))
 
 
-def compile_families(families: Iterable[Family]) -> str:
-    """Compile everything that the families can choose, all kernels at once; what a first call then does is load."""
-    from deep_gemm_k3.jit.kernel import default_store
-    from deep_gemm_k3.jit.source import KernelSource
-    from deep_gemm_k3.jit.warmup import warm_up
-    from deep_gemm_k3.mega.plan import KERNELS, all_configs
+class Narrowed:
+    """Stands in the place of ``plan.all_configs``: of a signature that families name counts for, only what those choose."""
 
-    found = [config for family in families for problem in family.problems() for config in all_configs(problem)]
-    return str(warm_up([KernelSource(KERNELS[TARGET], TARGET, config["literal"]) for config in found], default_store()))
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._everything = plan.all_configs
+        self._chosen: dict[frozenset[str], set[str]] = {}
+        for family in families:
+            for everything, chosen in family.chosen():
+                self._chosen.setdefault(everything, set()).update(chosen)
+
+    def __call__(self, problem: Mapping[str, Any]) -> list[dict[str, Any]]:
+        configs = self._everything(problem)
+        everything = frozenset(config["literal"] for config in configs)
+        chosen = self._chosen.get(everything, everything)
+        own = problem.get("literal")  # what the call chooses that brings the signature
+        return [config for config in configs if config["literal"] in chosen or config["literal"] == own]
+
+    def literals(self) -> set[str]:
+        return set().union(*self._chosen.values())
+
+    def compile(self) -> str:
+        """All kernels of the families at once; what a first call then does is load."""
+        from deep_gemm_k3.jit.kernel import default_store
+        from deep_gemm_k3.jit.source import KernelSource
+        from deep_gemm_k3.jit.warmup import warm_up
+
+        sources = [KernelSource(plan.KERNELS[TARGET], TARGET, literal) for literal in sorted(self.literals())]
+        return str(warm_up(sources, default_store()))
 
 
 def synchronize() -> None:

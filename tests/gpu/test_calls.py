@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from mega_support import SITU as SITU_OPTIONS
+from mega_support import SWIGLU, Signature, WithoutStatistics
 from small_ranks import BF16, SITU, Rank, small
 
 import deep_gemm_k3 as dg
@@ -18,10 +20,20 @@ from deep_gemm_k3.testing.world import mega_moe_reference
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
+TOKENS, SHARED_TOKENS = 5, 6
+# Not of the exact dense call below: its first call compiles everything that it can choose, as a program's does.
+FAMILIES = (
+    WithoutStatistics(
+        small(tokens=(384,), shared_tokens=384),
+        Signature("rs", SITU_OPTIONS, fast_math=True),
+        Signature("routed", SWIGLU, fast_math=True),
+        counts=[(TOKENS, SHARED_TOKENS)],
+    ),
+)
 
 
 def rank(**options: Any) -> Rank:
-    shape = small(tokens=(5,), shared_tokens=6)
+    shape = small(tokens=(TOKENS,), shared_tokens=SHARED_TOKENS)
     return Rank(None, make_world(shape, 1, target="sm_90a")[0], shape, DEVICE, **{"timeout_s": 3.0, **options})
 
 
@@ -43,7 +55,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, limit: float) -> bool:
 
 
 def test_a_call_equals_the_oracle() -> None:
-    shape = small(tokens=(5,), shared_tokens=6)
+    shape = small(tokens=(TOKENS,), shared_tokens=SHARED_TOKENS)
     given = make_world(shape, 1, target="sm_90a")[0]
     one = Rank(None, given, shape, DEVICE)
     one.dense(fast_math=False)

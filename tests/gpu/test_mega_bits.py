@@ -22,6 +22,7 @@ from mega_support import (
     Family,
     Signature,
     bits,
+    pairs,
     rank_call,
 )
 
@@ -45,8 +46,9 @@ def family(ranks: int, local_experts: int, *signatures: Signature) -> Family:
     return Family(WorldShape((384,) * ranks, local_experts * ranks, 4, 1024, 512, 384, 2048, 256), *signatures)
 
 
-ONE = Family(ONE_RANK, EXACT_SWIGLU)
-TWO, EIGHT = Family(TWO_RANKS, SP_RS), Family(EIGHT_RANKS, SP_RS)
+ONE = Family(ONE_RANK, EXACT_SWIGLU, counts=pairs((0, 5, 70, 384)))
+TWO = Family(TWO_RANKS, SP_RS, counts=pairs((0, 1, 3, 5, 7, 12, 64, 70, 129, 300), (4, 8, 16, 24, 32)))
+EIGHT = Family(EIGHT_RANKS, SP_RS, counts=pairs((0, 1, 2, 9, 64, *range(3, 75, 9)), (8, 16)))
 INVARIANT = {ranks: family(ranks, 8 // ranks, INVARIANT_ROUTED, INVARIANT_DENSE) for ranks in (1, 2, 4)}
 FAMILIES = (ONE, TWO, EIGHT, *INVARIANT.values())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, rank_call
+from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, pairs, rank_call
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3.mega.buffer import SymmBuffer
@@ -20,8 +20,9 @@ from deep_gemm_k3.testing.world import RankInput, RankOutput, mega_moe_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
-ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE)
-FOUR = Family(FOUR_RANKS, RS)
+SIZES = [(3, 0), (70, 20), (200, 130)]
+ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE, counts={EXACT_SWIGLU: pairs((5, 7, 129)), DENSE: SIZES})
+FOUR = Family(FOUR_RANKS, RS, counts=pairs((0, 5, 70, 129), (16,)))
 FAMILIES = (ONE, FOUR)
 
 
@@ -83,8 +84,7 @@ def test_replay_with_other_inputs_and_fewer_tokens(tokens: int, calls: int) -> N
 
 def test_several_graphs_and_eager_calls_share_a_buffer() -> None:
     """Graphs of one, two and three calls of different shapes and entries, replayed in any order, eager calls between."""
-    sizes = [(3, 0), (70, 20), (200, 130)]
-    worlds = [ONE.world(tokens, shared, seed=tokens) for tokens, shared in sizes]
+    worlds = [ONE.world(tokens, shared, seed=tokens) for tokens, shared in SIZES]
     expected = [mega_moe_reference(world, DENSE.options)[0] for world in worlds]
 
     def body(group: LocalRank, buffer: SymmBuffer) -> None:

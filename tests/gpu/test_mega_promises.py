@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, rank_call, synchronize
+from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, pairs, rank_call, synchronize
 
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
@@ -18,9 +18,10 @@ from deep_gemm_k3.testing.runner import RankCall
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 TIMEOUT_S = 1.0
-FOUR = Family(FOUR_RANKS, RS, timeout_s=TIMEOUT_S)
-PATIENT = Family(FOUR_RANKS, EXACT_SWIGLU, timeout_s=30.0)
-ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE, timeout_s=TIMEOUT_S)
+FOUR = Family(FOUR_RANKS, RS, counts=pairs((3, 5, 70), (4, 8)), timeout_s=TIMEOUT_S)
+PATIENT = Family(FOUR_RANKS, EXACT_SWIGLU, counts=pairs((3, 5)), timeout_s=30.0)
+ONE_COUNTS = {EXACT_SWIGLU: pairs((5,)), DENSE: pairs((60, 70), (8,))}
+ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE, counts=ONE_COUNTS, timeout_s=TIMEOUT_S)
 FAMILIES = (FOUR, PATIENT, ONE)
 
 ON_GPU = DEVICE.type == "cuda"

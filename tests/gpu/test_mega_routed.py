@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mega_support import CLAMPED, DEVICE, EXACT_SITU, EXACT_SWIGLU, SITU, SWIGLU, TARGET, Family, Signature
+from mega_support import CLAMPED, DEVICE, EXACT_SITU, EXACT_SWIGLU, SITU, SWIGLU, TARGET, Family, Signature, pairs
 
 from deep_gemm_k3.mega.weights import transform_weights_for_mega_moe
 from deep_gemm_k3.testing import data
@@ -22,17 +22,29 @@ CAPACITY = 2304
 EXACT_CLAMPED = Signature("routed", CLAMPED)
 FAST_SWIGLU, FAST_SITU = Signature("routed", SWIGLU, fast_math=True), Signature("routed", SITU, fast_math=True)
 
-SMALL = Family(
-    WorldShape((CAPACITY,), 8, 4, 1024, 512), EXACT_SWIGLU, EXACT_CLAMPED, EXACT_SITU, FAST_SWIGLU, FAST_SITU
+RANDOM_TOKENS, ACTIVATION_TOKENS, WIDTH_TOKENS, WIDE_TOPK_TOKENS = (
+    (1, 9, 65, 129, 500),
+    (3, 64, 200),
+    (5, 77, 384),
+    (1, 37, 384),
 )
+SMALL_COUNTS = {
+    FAST_SWIGLU: pairs(RANDOM_TOKENS),
+    FAST_SITU: pairs(RANDOM_TOKENS),
+    EXACT_CLAMPED: pairs(RANDOM_TOKENS + ACTIVATION_TOKENS),
+    EXACT_SITU: pairs((*RANDOM_TOKENS, *ACTIVATION_TOKENS, 300)),
+}
+SMALL = Family(
+    WorldShape((CAPACITY,), 8, 4, 1024, 512),
+    EXACT_SWIGLU, EXACT_CLAMPED, EXACT_SITU, FAST_SWIGLU, FAST_SITU,
+    counts=SMALL_COUNTS,
+)  # fmt: skip
 # Odd multiples of 128 leave half a row tile, and the widest rows need the most shared memory. Few tokens: few tiles.
 WIDTHS = {
-    (1152, 128): Family(WorldShape((384,), 4, 2, 1152, 128), EXACT_SWIGLU),
-    (2176, 640): Family(WorldShape((384,), 4, 2, 2176, 640), EXACT_SWIGLU),
-    (4096, 1408): Family(WorldShape((384,), 4, 2, 4096, 1408), EXACT_SWIGLU),
-    (8192, 256): Family(WorldShape((384,), 4, 2, 8192, 256), EXACT_SWIGLU),
+    widths: Family(WorldShape((384,), 4, 2, *widths), EXACT_SWIGLU, counts=pairs(WIDTH_TOKENS))
+    for widths in ((1152, 128), (2176, 640), (4096, 1408), (8192, 256))
 }
-WIDE_TOPK = Family(WorldShape((384,), 40, 32, 1024, 128), EXACT_SWIGLU)
+WIDE_TOPK = Family(WorldShape((384,), 40, 32, 1024, 128), EXACT_SWIGLU, counts=pairs(WIDE_TOPK_TOKENS))
 # One kernel for all token counts, so that every top-k up to the model's is cheap.
 INVARIANT = Signature("routed", SWIGLU, batch_invariant=True)
 TOPKS = {topk: Family(WorldShape((384,), 24, topk, 256, 128), INVARIANT) for topk in range(1, 17)}
@@ -47,7 +59,7 @@ def test_token_counts(tokens: int) -> None:
     SMALL.check(SMALL.world(tokens, seed=tokens), EXACT_SWIGLU, calls=3)
 
 
-@pytest.mark.parametrize("tokens", [1, 9, 65, 129, 500])
+@pytest.mark.parametrize("tokens", RANDOM_TOKENS)
 @pytest.mark.parametrize("signature", [EXACT_SWIGLU, FAST_SWIGLU, EXACT_SITU, FAST_SITU, EXACT_CLAMPED], ids=str)
 def test_random_inputs(tokens: int, signature: Signature) -> None:
     if signature is EXACT_CLAMPED:
@@ -55,7 +67,7 @@ def test_random_inputs(tokens: int, signature: Signature) -> None:
     SMALL.check(SMALL.world(tokens, kind="random", seed=tokens), signature, bitwise=False)
 
 
-@pytest.mark.parametrize("tokens", [3, 64, 200])
+@pytest.mark.parametrize("tokens", ACTIVATION_TOKENS)
 @pytest.mark.parametrize("signature", [EXACT_SITU, EXACT_CLAMPED], ids=str)
 def test_activations_are_exact(tokens: int, signature: Signature) -> None:
     SMALL.check(SMALL.world(tokens, seed=tokens), signature)
@@ -84,7 +96,7 @@ def test_one_expert_takes_all_slots(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("width", list(WIDTHS), ids=str)
-@pytest.mark.parametrize("tokens", [5, 77, 384])
+@pytest.mark.parametrize("tokens", WIDTH_TOKENS)
 def test_widths(width: tuple[int, int], tokens: int) -> None:
     family = WIDTHS[width]
     family.check(family.world(tokens, routing="holes", seed=tokens), EXACT_SWIGLU)
@@ -97,7 +109,7 @@ def test_every_topk(topk: int) -> None:
         family.check(family.world(tokens, routing=routing, seed=tokens), INVARIANT)
 
 
-@pytest.mark.parametrize("tokens", [1, 37, 384])
+@pytest.mark.parametrize("tokens", WIDE_TOPK_TOKENS)
 def test_topk_of_32(tokens: int) -> None:
     """Weights of 1/2 and 1/4 only: 32 terms of one sign stay exact."""
     WIDE_TOPK.check(WIDE_TOPK.world(tokens, routing="holes", seed=tokens), EXACT_SWIGLU)

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from mega_support import DEVICE, Family
-from upstream_caller import SIGNATURES, call_all, shape
+from upstream_caller import SHARED_TOKENS, SIGNATURES, TOKENS, call_all, shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
-FAMILIES = (Family(shape(1), *SIGNATURES),)
+FAMILIES = (Family(shape(1), *SIGNATURES, counts=[(TOKENS, SHARED_TOKENS)]),)
 
 
 @pytest.fixture(scope="module")
