@@ -195,16 +195,20 @@ void warm_up(int64_t handle, std::string options) {
     const runtime::InUse in_use(handle);
     runtime::Buffer& buffer = runtime::use_buffer(handle);
     Call call;
-    call.entry = static_cast<checks::Entry>(given.int_at("entry") & 3);
     call.buffer = &buffer;
-    call.activation = given.string_or("activation", "swiglu");
-    call.fast_math = given.bool_or("fast_math", true);
-    call.batch_invariant = given.bool_or("batch_invariant", false);
-    if (given.bool_or("has_clamp", false))
-        call.activation_clamp = 0.0;
-    call.tensors[static_cast<int>(checks::Tensor::kStatistics)].present = given.bool_or("has_statistics", false);
-    call.tensors[static_cast<int>(checks::Tensor::kSharedX)].sizes[1] = given.int_or("shared_hidden", 0);
-    telling_peers(buffer, [&] { checks::require_problem(impls::problem_of(call)); });
+    telling_peers(buffer, [&] {
+        call.entry = static_cast<checks::Entry>(given.int_at("entry") & 3);
+        call.activation = given.string_or("activation", "swiglu");
+        if (call.activation != "swiglu" && call.activation != "situ")
+            throw std::runtime_error(checks::message("activation", "'swiglu' or 'situ'", "'" + call.activation + "'"));
+        call.fast_math = given.bool_or("fast_math", true);
+        call.batch_invariant = given.bool_or("batch_invariant", false);
+        if (given.bool_or("has_clamp", false))
+            call.activation_clamp = 0.0;
+        call.tensors[static_cast<int>(checks::Tensor::kStatistics)].present = given.bool_or("has_statistics", false);
+        call.tensors[static_cast<int>(checks::Tensor::kSharedX)].sizes[1] = given.int_or("shared_hidden", 0);
+        checks::require_problem(impls::problem_of(call));
+    });
     make_ready(handle, buffer, call);
 }
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 
 namespace deep_gemm_k3 {
 namespace {
@@ -20,7 +21,13 @@ struct Planned {
 };
 
 Planned planned_from(const std::string& text) {
+    static constexpr std::string_view kNames[] = {"num_ranks", "num_experts", "num_topk", "num_max_tokens_per_rank",
+        "num_max_shared_tokens", "hidden", "intermediate_hidden", "shared_intermediate_hidden", "shared_hidden",
+        "shared_output", "num_tokens", "num_shared_tokens", "max_tokens", "max_shared_tokens", "activation",
+        "has_clamp", "fast_math", "has_rms_norm", "has_statistics", "batch_invariant", "target", "num_sms",
+        "whole_device", "overrides", "literal", "traced"}; // read by those who compile what is planned
     Planned planned{.given = json::parse(text), .problem = {}, .device = {}};
+    heuristics::require_names(planned.given, "problem", kNames);
     planned.problem = heuristics::problem_from_json(planned.given);
     planned.device = heuristics::device_from_json(planned.given);
     checks::require_shape(planned.problem.shape);

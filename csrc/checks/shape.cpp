@@ -62,11 +62,19 @@ void require_problem(const heuristics::Problem& problem) {
     const BufferShape& shape = problem.shape;
     require(problem.num_tokens >= 0 && problem.num_tokens <= shape.num_max_tokens, "num_tokens",
         range(0, shape.num_max_tokens), problem.num_tokens);
+    if (problem.has_clamp && problem.activation == Activation::kSiTU)
+        throw std::runtime_error(message("has_clamp", "false with activation 'situ'", "true"));
     if (problem.shared_output == SharedOutput::kNone)
         return;
     require(shape.shared_intermediate > 0, "bf16_shared_intermediate_hidden", "a buffer made for a shared expert",
         shape.shared_intermediate);
+    if (problem.activation != Activation::kSiTU)
+        throw std::runtime_error(message("activation", "'situ' with a BF16 shared expert", "'swiglu'"));
     require_width("shared_hidden", problem.shared_hidden);
+    if (problem.shared_output == SharedOutput::kHiddenSharded)
+        require(problem.shared_hidden % (8 * shape.num_ranks) == 0, "shared_hidden",
+            "a multiple of 8 columns for each of the " + std::to_string(shape.num_ranks) + " ranks",
+            problem.shared_hidden);
     require(problem.num_shared_tokens >= 0 && problem.num_shared_tokens <= shape.num_max_shared_tokens,
         "num_shared_tokens", range(0, shape.num_max_shared_tokens), problem.num_shared_tokens);
 }

@@ -65,8 +65,9 @@ def fp8_fp4_mega_moe(
     (FP8-scaled shared experts are not served). ``activation_clamp`` bounds gate from above and up on both sides.
     """
     try:
+        (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
-            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle, _ROUTED,
+            y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle, _ROUTED,
             None, _first(shared_l1_weights), _first(shared_l2_weights), None, None, None, None, None, None,
             cumulative_local_expert_recv_stats, recipe, activation, activation_clamp, fast_math, situ_beta,
             situ_linear_beta, batch_invariant, validate,
@@ -103,8 +104,9 @@ def fp8_fp4_mega_moe_bf16_shared(
     up]; ``shared_l2_weights``: BF16 [Hs, Is]. S is independent of T, up to the buffer's ``num_max_shared_tokens``.
     """
     try:
+        (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
-            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle, _DENSE,
+            y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle, _DENSE,
             shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, shared_y, None, None, None,
             cumulative_local_expert_recv_stats, recipe, activation, None, fast_math, situ_beta, situ_linear_beta,
             batch_invariant, validate,
@@ -145,8 +147,9 @@ def fp8_fp4_mega_moe_bf16_shared_rs(
     S must be equal on all ranks. Work ordered after the call on every rank sees the whole payload.
     """
     try:
+        (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
-            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle,
+            y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle,
             _HIDDEN_SHARDED, shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, None,
             shared_rs_workspace, shared_rs_flags, shared_rs_peer_ptrs, cumulative_local_expert_recv_stats, recipe,
             activation, None, fast_math, situ_beta, situ_linear_beta, batch_invariant, validate,
@@ -184,8 +187,9 @@ def fp8_fp4_mega_moe_bf16_shared_sp_rs(
     ``shared_rs_workspace``: BF16 [generations >= 1, tokens >= S / ranks, ranks, Hs].
     """
     try:
+        (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
-            y, l1_weights[0], l1_weights[1], l2_weights[0], l2_weights[1], sym_buffer.buffer, sym_buffer.handle,
+            y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle,
             _TOKEN_OWNER, shared_x, shared_l1_weights, shared_l2_weights, rms_weight, rms_epsilon, None,
             shared_rs_workspace, shared_rs_flags, shared_rs_peer_ptrs, cumulative_local_expert_recv_stats, recipe,
             activation, None, fast_math, situ_beta, situ_linear_beta, batch_invariant, validate,

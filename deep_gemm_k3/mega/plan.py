@@ -241,9 +241,15 @@ def warmup(
     'hidden_sharded' (rs) or 'token_owner' (sp_rs).
     """
     from .. import ops as lent
+    from .buffer import SymmBuffer
 
+    if not isinstance(sym_buffer, SymmBuffer):
+        raise TypeError(f"sym_buffer: wanted a SymmBuffer, given {type(sym_buffer).__name__}")
     if shared_output not in ENTRIES:
-        raise ValueError(f"shared_output: wanted one of {', '.join(ENTRIES)}, given {shared_output!r}")
+        message = f"shared_output: wanted one of {', '.join(ENTRIES)}, given {shared_output!r}"
+        if sym_buffer.num_ranks > 1:
+            sym_buffer.abort_peers(f"warmup: {message}")
+        raise ValueError(message)
     options = {
         "entry": list(ENTRIES).index(shared_output),
         "shared_hidden": shared_hidden,

@@ -74,6 +74,7 @@ assert not torch.cuda.is_initialized() and not torch.distributed.is_initialized(
         ("y", 3, "a tensor, given int"),
         ("l1_weights", torch.zeros(2, 2, dtype=torch.uint8), "a pair (weight, sf) of tensors, given Tensor"),
         ("l2_weights", (torch.zeros(1), None), "a pair (weight, sf) of tensors, given tuple"),
+        ("l1_weights", (torch.zeros(1),) * 3, "a pair (weight, sf) of tensors, given tuple"),
         ("rms_epsilon", "small", "a number, given str"),
         ("situ_beta", torch.ones(2), "a number, given Tensor"),
         ("activation", 5, "a string, given int"),

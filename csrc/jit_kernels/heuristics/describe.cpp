@@ -3,6 +3,7 @@
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <stdexcept>
@@ -174,7 +175,20 @@ json::Value overrides_json(const Overrides& o) {
                        {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}}};
 }
 
+void require_names(const json::Value& given, const char* what, std::span<const std::string_view> names) {
+    for (const auto& [name, value] : given.as_object())
+        if (std::ranges::find(names, name) == names.end()) {
+            std::string wanted;
+            for (const std::string_view known : names)
+                wanted.append(wanted.empty() ? "" : ", ").append(known);
+            throw std::runtime_error(std::string(what) + ": wanted names among " + wanted + ", given " + name);
+        }
+}
+
 Overrides overrides_from_json(const json::Value& given) {
+    static constexpr std::string_view kNames[] = {
+        "routed_tokens", "shared_tokens", "shared_rows", "num_ctas_per_sm", "num_cluster_ctas", "num_stages", "splits"};
+    require_names(given, "overrides", kNames);
     Overrides overrides{.routed_tokens = given.int_or("routed_tokens", 0),
         .shared_tokens = given.int_or("shared_tokens", 0),
         .shared_rows = given.int_or("shared_rows", 0),
@@ -182,11 +196,14 @@ Overrides overrides_from_json(const json::Value& given) {
         .num_cluster_ctas = given.int_or("num_cluster_ctas", 0),
         .num_stages = given.int_or("num_stages", 0),
         .splits = {}};
-    if (const json::Value* splits = given.find("splits"))
+    if (const json::Value* splits = given.find("splits")) {
+        static constexpr std::string_view kPhases[] = {"routed_l1", "routed_l2", "shared_l1", "shared_l2"};
+        require_names(*splits, "splits", kPhases);
         overrides.splits = {.routed_l1 = splits->int_or("routed_l1", 0),
             .routed_l2 = splits->int_or("routed_l2", 0),
             .shared_l1 = splits->int_or("shared_l1", 0),
             .shared_l2 = splits->int_or("shared_l2", 0)};
+    }
     return overrides;
 }
 

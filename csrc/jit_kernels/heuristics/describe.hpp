@@ -4,7 +4,9 @@
 #include "config.hpp"
 #include "utils/json.hpp"
 
+#include <span>
 #include <string>
+#include <string_view>
 
 namespace deep_gemm_k3::heuristics {
 
@@ -12,7 +14,9 @@ namespace deep_gemm_k3::heuristics {
 std::string config_literal(const Config& config);
 json::Value config_json(const Config& config);
 
-// Problem and device from the description that Python passes; unknown names are errors that name what is wanted.
+// Refuses an object with another key: a name that nothing reads would be a wish that nobody hears.
+void require_names(const json::Value& given, const char* what, std::span<const std::string_view> names);
+// Problem and device from the description that Python passes; unknown values are errors that name what is wanted.
 Problem problem_from_json(const json::Value& given);
 Overrides overrides_from_json(const json::Value& given);
 json::Value overrides_json(const Overrides& overrides);
