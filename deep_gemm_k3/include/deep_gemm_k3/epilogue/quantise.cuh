@@ -19,10 +19,10 @@ DG_HOST_DEVICE inline uint32_t scale_code(float amax) {
 DG_HOST_DEVICE inline float inverse_scale(uint32_t code) {
     return bits_float(code == 254u ? 0x00400000u : (254u - code) << 23);
 }
-// 2^(s + 8): what E4M3 values are multiplied by on the way to BF16 operands. Codes near the upper end, whose BF16 form
-// would overflow, saturate.
+// 2^(s + 8): what E4M3 values are multiplied by on the way to BF16 operands; infinity where that leaves FP32, so that
+// no smaller number passes for it.
 DG_HOST_DEVICE inline float operand_scale(uint32_t code) {
-    return bits_float((code < 246u ? code + kTokenBias : 254u) << 23);
+    return bits_float((code < 247u ? code + kTokenBias : 255u) << 23);
 }
 
 } // namespace deep_gemm_k3::epilogue

@@ -11,9 +11,9 @@
 
 namespace deep_gemm_k3::roles {
 
-// 2^(s + 8) for the scale byte s + 127. Bytes above 246 would leave FP32: they saturate.
+// 2^(s + 8) for the scale byte s + 127; infinity where that leaves FP32, so that no smaller number passes for it.
 __device__ __forceinline__ float operand_scale(uint32_t scale_byte) {
-    return __uint_as_float(min(scale_byte + 8, 254u) << 23);
+    return __uint_as_float(min(scale_byte + 8, 255u) << 23);
 }
 
 __device__ __forceinline__ uint32_t convert_pair(uint32_t codes, float scale) {
