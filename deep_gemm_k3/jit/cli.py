@@ -36,10 +36,14 @@ def show_list(configs: Annotated[bool, typer.Option("--configs", help="Print eac
             print(f"{entry.path.stem[:12]}  damaged: {entry.damage}")
             continue
         found = entry.artefact
-        used = found.resources
+        if found.ptx_only:
+            machine_code = "PTX for the emulator"
+        else:
+            used = found.resources
+            machine_code = f"{used.registers:3d} registers  {used.spill_stores + used.spill_loads} bytes spilled"
         print(
-            f"{entry.path.stem[:12]}  {found.name:<8} {found.arch:<8} {entry.size / 1024:7.0f} KiB  "
-            f"{found.seconds:5.1f} s  {used.registers:3d} registers  {used.spill_stores + used.spill_loads} bytes spilled"
+            f"{entry.path.stem[:12]}  {found.name:<10} {found.arch:<8} {entry.size / 1024:7.0f} KiB  "
+            f"{found.seconds:5.1f} s  {machine_code}"
         )
         if configs:
             print(f"    {found.config}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jit_support import CountingCompiler, config, probe
 
 from deep_gemm_k3 import envs
-from deep_gemm_k3.jit import Cache, CompileError, KernelSource, NvrtcCompiler, literal, warm_up
+from deep_gemm_k3.jit import Artefact, Cache, CompileError, KernelSource, NvrtcCompiler, literal, warm_up
 from deep_gemm_k3.jit.kernel import KernelStore
 from deep_gemm_k3.jit.warmup import ProgressLine
 
@@ -81,11 +82,24 @@ def run_cli(tmp_path: Path, *arguments: str, command: str = "cache") -> subproce
     return subprocess.run(line, capture_output=True, text=True, env=environment)
 
 
+class TextCompiler(CountingCompiler):
+    """Stops at PTX."""
+
+    def compile(self, source: KernelSource) -> Artefact:
+        return replace(super().compile(source), cubin=b"", ptx_only=True)
+
+
 def test_cache_commands(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.get(probe(), CountingCompiler(tmp_path / "journal"))
     assert run_cli(tmp_path, "path").stdout.strip() == str(cache.root)
-    assert "1 kernels" in run_cli(tmp_path, "list", "--configs").stdout
+    listed = run_cli(tmp_path, "list", "--configs").stdout
+    assert "1 kernels" in listed and " registers " in listed
+    cache.get(replace(probe(), ptx_only=True), TextCompiler(tmp_path / "journal"))
+    listed = run_cli(tmp_path, "list").stdout  # what was never assembled has no registers to tell of
+    assert "2 kernels" in listed and listed.count(" registers ") == 1 and "PTX for the emulator" in listed
+    run_cli(tmp_path, "clear")
+    cache.get(probe(), CountingCompiler(tmp_path / "journal"))
     assert run_cli(tmp_path, "verify").returncode == 0
     (path,) = cache.root.glob("*.zip")
     with zipfile.ZipFile(path, "w") as archive:
