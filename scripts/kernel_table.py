@@ -2,10 +2,12 @@
 """Registers, spills, shared memory and CTAs per SM of the fused kernel's variants at Kimi K3's widths; needs no GPU.
 
     python scripts/kernel_table.py [--target sm_100a] [--json FILE] [--write docs/kernels.md]
+    python scripts/kernel_table.py --nearest    # only the few sm_90a kernels that need the most registers of their share
+    python scripts/kernel_table.py --all        # every kernel of the model over 1, 8 and 16 ranks, all options: no table
 
 Compiles one kernel for every pair of tiles that the plan can choose (through the cache) and reads what the assembler
-reports. CTAs per SM follow from the limits of an SM, equal for compute capabilities 9.0 and 10.0. Exits 1 where a kernel spills, or fewer CTAs
-fit than its launch relies on.
+reports. CTAs per SM follow from the limits of an SM, equal for compute capabilities 9.0 and 10.0. Exits 1 where a kernel
+spills, waits for every wgmma, or fewer CTAs fit than its launch relies on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from k3_kernels import configs, planned
 
 from deep_gemm_k3.jit.kernel import default_store
 from deep_gemm_k3.jit.source import KernelSource
@@ -42,6 +47,16 @@ PROBLEMS = {
     | {"whole_device": False, "num_sms": 16, "max_tokens": 1, "max_shared_tokens": 1},
 }
 
+ONE_RANK = K3 | SHARED | {"num_ranks": 1}
+# Problem, tokens of the routed and of the shared tile, K splits: whichever spills first when the kernel grows.
+NEAREST: tuple[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int, int, int]], ...] = (
+    ("routed", K3 | {"max_tokens": 512}, (8, 0), (1, 1, 1, 1)),
+    ("token owner, exact math", PROBLEMS["token owner, exact math"], (8, 16), (7, 8, 8, 1)),
+    ("token owner", K3 | SHARED | {"max_tokens": 512, "max_shared_tokens": 512}, (16, 64), (1, 1, 4, 1)),
+    ("token owner, one rank", ONE_RANK | {"shared_intermediate_hidden": 6144}, (8, 16), (2, 2, 2, 4)),
+    ("token owner, one rank", ONE_RANK, (88, 64), (1, 1, 4, 1)),
+)
+
 # An SM. Warps are dealt to four parts of it, registers likewise.
 PARTS = 4
 REGISTERS, REGISTER_GRAIN = 65536, 256
@@ -65,6 +80,11 @@ class Row:
     cubin_kib: int
     tensor_columns: int
     seconds: float
+    notes: str  # of the assembler, on wgmmas that wait for each other
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self.spill_bytes or self.stack_bytes or self.notes or self.ctas < self.wanted_ctas)
 
 
 def ctas_per_sm(registers: int, shared_bytes: int, threads: int) -> int:
@@ -74,15 +94,37 @@ def ctas_per_sm(registers: int, shared_bytes: int, threads: int) -> int:
     return min(warps_that_fit // warps, SHARED_BYTES // (shared_bytes + SHARED_RESERVED), WARPS // warps)
 
 
+def tiles_of(config: dict[str, Any]) -> tuple[int, int]:
+    shared = config["shared_tile"]["num_tokens"] if config["shared_output"] != "none" else 0
+    return config["routed_tile"]["num_tokens"], shared
+
+
+def nearest() -> list[tuple[str, dict[str, Any]]]:
+    """The kernels that ``NEAREST`` names. Raises LookupError where the plan no longer chooses one of them."""
+    found = []
+    for name, problem, tiles, splits in NEAREST:
+        entries = all_configs(problem | {"target": "sm_90a"})
+        matching = [
+            entry
+            for entry in entries
+            if tiles_of(entry["config"]) == tiles and tuple(entry["config"]["splits"].values()) == splits
+        ]
+        if not matching:
+            raise LookupError(
+                f"{name}: no plan has tiles of {tiles} tokens and splits {splits}: choose another for NEAREST"
+            )
+        found.append((name, matching[0]))
+    return found
+
+
 def chosen(target: str) -> list[tuple[str, dict[str, Any]]]:
     """The first config of every pair of tiles, and of split and unsplit work."""
     found = []
     for name, problem in PROBLEMS.items():
         seen = set()
-        for entry in all_configs(problem | {"target": "sm_100a" if target == "sm_100f" else target}):
+        for entry in all_configs(problem | {"target": planned(target)}):
             config = entry["config"]
-            tiles = config["routed_tile"]["num_tokens"], config["shared_tile"]["num_tokens"]
-            key = (*tiles, max(config["splits"].values()) > 1)
+            key = (*tiles_of(config), max(config["splits"].values()) > 1)
             if key not in seen:
                 seen.add(key)
                 found.append((name, entry))
@@ -90,7 +132,7 @@ def chosen(target: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def source_of(target: str, entry: dict[str, Any]) -> KernelSource:
-    return KernelSource(KERNELS["sm_100a" if target == "sm_100f" else target], target, entry["literal"])
+    return KernelSource(KERNELS[planned(target)], target, entry["literal"])
 
 
 def row_of(name: str, entry: dict[str, Any], target: str) -> Row:
@@ -99,8 +141,7 @@ def row_of(name: str, entry: dict[str, Any], target: str) -> Row:
     used, shared_bytes = artefact.resources, entry["launch"][9]
     return Row(
         name,
-        config["routed_tile"]["num_tokens"],
-        config["shared_tile"]["num_tokens"] if config["shared_output"] != "none" else 0,
+        *tiles_of(config),
         " ".join(str(config["splits"][phase]) for phase in ("routed_l1", "routed_l2", "shared_l1", "shared_l2")),
         config["num_stages"],
         used.registers,
@@ -112,6 +153,7 @@ def row_of(name: str, entry: dict[str, Any], target: str) -> Row:
         len(artefact.cubin) // 1024,
         entry["tensor_memory"]["columns"],
         artefact.seconds,
+        " ".join(line.strip() for line in artefact.log.splitlines() if "(C75" in line),
     )
 
 
@@ -151,26 +193,38 @@ def markdown(rows: list[Row], target: str) -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=["sm_90a", "sm_100a", "sm_100f"], default="sm_90a")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
-    entries = chosen(options.target)
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--nearest", action="store_true", help="only the kernels that are nearest to their limit")
+    only.add_argument("--all", action="store_true", help="every kernel of the model; their names instead of a table")
+    options = parser.parse_args(arguments)
+    if options.write and (options.nearest or options.all):
+        parser.error("--write: wanted the kernels of the table, given others")
+    if options.nearest and options.target != "sm_90a":
+        parser.error("--nearest: wanted sm_90a")
+    if options.all:
+        entries = list(configs(planned(options.target)).items())
+    else:
+        entries = nearest() if options.nearest else chosen(options.target)
     print(warm_up([source_of(options.target, entry) for _, entry in entries], default_store()))
     rows = [row_of(name, entry, options.target) for name, entry in entries]
-    table = markdown(rows, options.target)
+    table = "" if options.all else markdown(rows, options.target)
     print(table)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if options.write:
         options.write.write_text(table)
-    bad = [row for row in rows if row.spill_bytes or row.ctas < row.wanted_ctas]
+    bad = [row for row in rows if row.is_bad]
     for row in bad:
         print(
-            f"{row.calls}, tiles {row.routed_tile} and {row.shared_tile}: {row.spill_bytes} bytes spilled, {row.ctas} CTAs"
+            f"{row.calls}, tiles {row.routed_tile} and {row.shared_tile}, splits {row.splits}: {row.spill_bytes} bytes "
+            f"spilled, {row.stack_bytes} of stack, {row.ctas} CTAs {row.notes}"
         )
+    print(f"{len(rows)} kernels, {len(bad)} of them beyond a limit")
     return 1 if bad else 0
 
 

@@ -130,12 +130,8 @@ struct ExchangeReader : Exchange<C> {
         const float down = inverse_scale(code), up = operand_scale(code);
         ptx::Vector4 chunk;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t halves =
-                ptx::e4m3x2_to_half2(ptx::float_to_e4m3x2(value[2 * i + 1] * down, value[2 * i] * down));
-            chunk.word[i] = ptx::float_to_bf16x2(ptx::half_to_float(static_cast<uint16_t>(halves >> 16)) * up,
-                ptx::half_to_float(static_cast<uint16_t>(halves)) * up);
-        }
+        for (int i = 0; i < 4; ++i)
+            chunk.word[i] = expand_pair(ptx::float_to_e4m3x2(value[2 * i + 1] * down, value[2 * i] * down), up, up);
         return chunk;
     }
 

@@ -10,6 +10,14 @@ namespace deep_gemm_k3::epilogue {
 
 constexpr uint32_t kTokenBias = 8; // tokens carry 2^8 in their BF16 form, weights 2^-8
 
+// One instruction, which the compiler does not find in a comparison.
+DG_HOST_DEVICE inline uint32_t smaller(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+    return ::min(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
 DG_HOST_DEVICE inline uint32_t scale_code(float amax) {
     const uint32_t bits = float_bits(amax * (1.f / 448.f));
     const uint32_t code = bits <= 0x00400000u ? 0u : (bits + 0x007FFFFFu) >> 23; // exponent rounded up
@@ -22,7 +30,7 @@ DG_HOST_DEVICE inline float inverse_scale(uint32_t code) {
 // 2^(s + 8): what E4M3 values are multiplied by on the way to BF16 operands; infinity where that leaves FP32, so that
 // no smaller number passes for it.
 DG_HOST_DEVICE inline float operand_scale(uint32_t code) {
-    return bits_float((code < 247u ? code + kTokenBias : 255u) << 23);
+    return bits_float(smaller(code + kTokenBias, 255u) << 23);
 }
 
 } // namespace deep_gemm_k3::epilogue

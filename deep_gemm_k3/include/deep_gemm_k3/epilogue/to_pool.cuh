@@ -13,8 +13,8 @@
 #include "../sync/dependencies.cuh"
 #include "../sync/stage_rows.cuh"
 #include "activation.cuh"
+#include "expand.cuh"
 #include "math_thread.cuh"
-#include "quantise.cuh"
 
 namespace deep_gemm_k3::epilogue {
 
@@ -106,10 +106,8 @@ struct ToPool {
     // Two values of adjacent tokens to E4M3 and on to a pair of BF16 operands.
     static __device__ __forceinline__ uint32_t requantise(float first, float second, uint32_t codes) {
         const uint32_t code[2] = {codes & 0xFFFFu, codes >> 16};
-        const uint32_t halves =
-            ptx::e4m3x2_to_half2(ptx::float_to_e4m3x2(second * inverse_scale(code[1]), first * inverse_scale(code[0])));
-        return ptx::float_to_bf16x2(ptx::half_to_float(static_cast<uint16_t>(halves >> 16)) * operand_scale(code[1]),
-            ptx::half_to_float(static_cast<uint16_t>(halves)) * operand_scale(code[0]));
+        return expand_pair(ptx::float_to_e4m3x2(second * inverse_scale(code[1]), first * inverse_scale(code[0])),
+            operand_scale(code[1]), operand_scale(code[0]));
     }
 
     // Groups j and j + 1 (or the only one): 16 columns of up to 16 tokens, the first of them `token`, through the

@@ -117,6 +117,7 @@ DG_HOST_DEVICE constexpr int row_bytes(const BufferShape& s) {
 DG_HOST_DEVICE constexpr int num_low_latency_words(const BufferShape& s) {
     return s.hidden / 32 * 3;
 }
+// A rank that sends no more tokens sends them as low-latency rows.
 DG_HOST_DEVICE constexpr int num_low_latency_tokens(const BufferShape& s) {
     return min_of(s.num_max_tokens, kLowLatencyTokenBudget / s.num_ranks);
 }

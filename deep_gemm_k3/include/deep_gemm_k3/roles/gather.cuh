@@ -2,24 +2,20 @@
 // partial goes. On SM90 the row is converted from E4M3 x 2^s to BF16 operand tiles of value x 2^8 (exact; the routed
 // weights carry 2^-8); SM100 multiplies codes and scales as they come.
 #pragma once
+#include "../epilogue/expand.cuh"
 #include "../plan/pool_rows.cuh"
 #include "../plan/pool_tile.cuh"
-#include "../ptx/convert.cuh"
 #include "../ptx/keep.cuh"
 #include "../sync/dependencies.cuh"
 #include "list.cuh"
 
 namespace deep_gemm_k3::roles {
 
-// 2^(s + 8) for the scale byte s + 127; infinity where that leaves FP32, so that no smaller number passes for it.
-__device__ __forceinline__ float operand_scale(uint32_t scale_byte) {
-    return __uint_as_float(min(scale_byte + 8, 255u) << 23);
-}
-
-__device__ __forceinline__ uint32_t convert_pair(uint32_t codes, float scale) {
-    const uint32_t halves = ptx::e4m3x2_to_half2(static_cast<uint16_t>(codes));
-    return ptx::float_to_bf16x2(ptx::half_to_float(static_cast<uint16_t>(halves >> 16)) * scale,
-        ptx::half_to_float(static_cast<uint16_t>(halves)) * scale);
+// 8 columns of one row.
+__device__ __forceinline__ uint4 expand_vector(uint2 codes, float scale) {
+    using epilogue::expand_pair;
+    return {expand_pair(codes.x, scale, scale), expand_pair(codes.x >> 16, scale, scale),
+        expand_pair(codes.y, scale, scale), expand_pair(codes.y >> 16, scale, scale)};
 }
 
 // One group of 32 columns of one row, into the chunks it fills: four of BF16, or two of codes and a scale byte.
@@ -35,14 +31,11 @@ __device__ __forceinline__ void store_group(
                 codes[4 * i], codes[4 * i + 1], codes[4 * i + 2], codes[4 * i + 3]};
         tile[plan::scale_word_offset(num_tokens, row) + (group & 3)] = static_cast<uint8_t>(scale_byte);
     } else {
-        const float scale = operand_scale(scale_byte);
+        const float scale = epilogue::operand_scale(scale_byte);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t low = codes[2 * i], high = codes[2 * i + 1];
-            const uint4 chunk = {convert_pair(low, scale), convert_pair(low >> 16, scale), convert_pair(high, scale),
-                convert_pair(high >> 16, scale)};
-            *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(row, (group & 3) * 4 + i)) = chunk;
-        }
+        for (int i = 0; i < 4; ++i)
+            *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(row, (group & 3) * 4 + i)) =
+                expand_vector({codes[2 * i], codes[2 * i + 1]}, scale);
     }
 }
 
@@ -73,11 +66,9 @@ __device__ __forceinline__ void load_codes(Group& group, const uint8_t* from) {
 // 8 columns of one row, into the chunk of BF16 that they fill.
 template <Config C>
 __device__ __forceinline__ void store_vector(uint8_t* block, int row, int vector, uint2 codes, uint32_t scale_byte) {
-    const float scale = operand_scale(scale_byte);
-    const uint4 chunk = {convert_pair(codes.x, scale), convert_pair(codes.x >> 16, scale), convert_pair(codes.y, scale),
-        convert_pair(codes.y >> 16, scale)};
     *reinterpret_cast<uint4*>(
-        block + (vector >> 4) * plan::pool_tile_bytes(C) + plan::operand_chunk_offset(row, vector & 15)) = chunk;
+        block + (vector >> 4) * plan::pool_tile_bytes(C) + plan::operand_chunk_offset(row, vector & 15)) =
+        expand_vector(codes, epilogue::operand_scale(scale_byte));
 }
 
 // A row of codes and scales as they lie in the inputs and in plain rows. On SM90 neighbouring lanes take neighbouring

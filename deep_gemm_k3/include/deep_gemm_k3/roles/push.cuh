@@ -41,9 +41,7 @@ struct DispatchWarp {
 
 template <Config C>
 __device__ __forceinline__ bool is_low_latency(int num_tokens) {
-    constexpr int limit =
-        min_of(plan::num_low_latency_tokens(C.shape), plan::kLowLatencyTokenBudget / C.shape.num_ranks);
-    return num_tokens <= limit;
+    return num_tokens <= plan::num_low_latency_tokens(C.shape);
 }
 
 // Tells every rank that this one has begun the call: all that it did in earlier calls is released with it. Apart from

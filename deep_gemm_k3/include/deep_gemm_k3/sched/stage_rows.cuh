@@ -15,12 +15,11 @@ enum class FirstTask : uint32_t { kUnknown = 0, kGathered = 1, kOther = 2 };
 // Whether the rows of a tile may be gathered into its stages: a few rows, no more stages than the ring holds twice,
 // rows of other ranks as low-latency words.
 DG_HOST_DEVICE constexpr bool can_gather_into_stages(const Config& c) {
-    const int low_latency =
-        min_of(plan::num_low_latency_tokens(c.shape), plan::kLowLatencyTokenBudget / c.shape.num_ranks);
     return c.arch == Architecture::kSM90 && c.splits.routed_l1 > 1 &&
            c.routed_tile.num_tokens <= plan::roles_memory::kMaxStageRows &&
            ceil_div(c.shape.hidden / c.routed_tile.num_k, c.splits.routed_l1) <= 2 * c.num_stages &&
-           (c.shape.num_ranks == 1 || 2 * kMaxStageRouteWords / c.shape.num_topk <= low_latency);
+           (c.shape.num_ranks == 1 ||
+               2 * kMaxStageRouteWords / c.shape.num_topk <= plan::num_low_latency_tokens(c.shape));
 }
 
 // Asked once the list is complete; `num_blocks` of the pool, as the asking warp knows it.

@@ -117,8 +117,7 @@ template <Config C>
 __device__ __forceinline__ uint8_t* split_counter_of(
     const sched::Context& ctx, const sched::Task& task, uint32_t warpgroup) {
     // The call's number is read anew: nothing derived from it need live in a register during the mainloop.
-    const auto number = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kEpoch));
-    const uint32_t parity = ptx::load_acquire_cta_shared(number) & 1;
+    const uint32_t parity = ptx::load_acquire_cta_shared(role_word(ctx, plan::roles_memory::kEpoch)) & 1;
     return split_counter<C>(ctx, parity, task.split_task - task.split + warpgroup);
 }
 template <Config C>

@@ -6,10 +6,6 @@
 
 namespace deep_gemm_k3::sync {
 
-__device__ __forceinline__ uint32_t role_word(const sched::Context& ctx, int offset) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + offset));
-}
-
 // The producer: what its first task is. Only the first time counts.
 __device__ __forceinline__ void publish_first_task(const sched::Context& ctx, sched::FirstTask what) {
     const uint32_t address = role_word(ctx, plan::roles_memory::kFirstTask);

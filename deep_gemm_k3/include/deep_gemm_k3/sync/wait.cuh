@@ -75,21 +75,24 @@ __device__ __forceinline__ uint32_t stage_limit(const Params& params) {
     return units < 0xFFFFFFFF ? static_cast<uint32_t>(units) + 1 : 0xFFFFFFFF;
 }
 
+// Address of a word of the roles' shared memory (plan/roles_memory.cuh).
+__device__ __forceinline__ uint32_t role_word(const sched::Context& ctx, int offset) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + offset));
+}
+
 // State of a CTA's expert list, in shared memory.
 enum class ListState : uint32_t { kBuilding = 0, kReady = 1, kAborted = 2 };
 
 __device__ __forceinline__ void publish_list(const sched::Context& ctx, ListState state) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kListState));
-    ptx::store_release_cta_shared(address, static_cast<uint32_t>(state));
+    ptx::store_release_cta_shared(role_word(ctx, plan::roles_memory::kListState), static_cast<uint32_t>(state));
 }
 
 // Whether this CTA has anything to publish: the producer says it when it has handed over all tasks.
 __device__ __forceinline__ void tell_publishes(const sched::Context& ctx, uint32_t what) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kPublishes));
-    ptx::store_release_cta_shared(address, what);
+    ptx::store_release_cta_shared(role_word(ctx, plan::roles_memory::kPublishes), what);
 }
 __device__ __forceinline__ uint32_t wait_publishes(const sched::Context& ctx) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kPublishes));
+    const uint32_t address = role_word(ctx, plan::roles_memory::kPublishes);
     uint32_t what = 0;
     wait_local(ctx, {Role::kPublication, What::kPublicationDone, 0}, [&] {
         what = ptx::load_acquire_cta_shared(address);
@@ -103,8 +106,7 @@ __device__ __forceinline__ uint32_t wait_publishes(const sched::Context& ctx) {
 
 // Waits for the dispatch warps of this CTA, which always leave a verdict; false: there is no list to work from.
 __device__ __forceinline__ bool wait_list(const sched::Context& ctx) {
-    const uint32_t address =
-        static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kListState));
+    const uint32_t address = role_word(ctx, plan::roles_memory::kListState);
     uint32_t state = 0;
     wait_local(ctx, {Role::kProducer, What::kList, 0}, [&] {
         state = ptx::load_acquire_cta_shared(address);
