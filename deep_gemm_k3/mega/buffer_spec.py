@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -78,13 +79,13 @@ def refuse_value(name: str, wanted: str, given: object) -> ValueError:
 
 
 def check_int(name: str, given: object, low: int, high: int, multiple: int = 1) -> int:
-    """`given` if it is an integer in low..high and divisible by `multiple`, else an error that says so."""
-    fits = isinstance(given, int) and not isinstance(given, bool) and low <= given <= high and given % multiple == 0
-    if not fits:
-        what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
-        raise refuse_value(name, f"{what} in {low}..{high}", given)
-    assert isinstance(given, int)
-    return given
+    """`given` if it is an integer, numpy's included, in low..high and divisible by `multiple`, else an error that says so."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        value = int(given)
+        if low <= value <= high and value % multiple == 0:
+            return value
+    what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
+    raise refuse_value(name, f"{what} in {low}..{high}", given)
 
 
 def _whole(given: Mapping[str, Any], name: str) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from small_buffers import PATIENCE_S, make
@@ -74,6 +75,19 @@ def test_components_are_disjoint_aligned_and_fill_the_buffer() -> None:
 @pytest.mark.parametrize(("asked", "given"), [(1, 384), (384, 384), (385, 768), (1000, 1152)])
 def test_tokens_are_rounded_up(asked: int, given: int) -> None:
     assert make(num_max_tokens_per_rank=asked).num_max_tokens_per_rank == given
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    """Configurations read from files bring them."""
+    wanted = make().spec
+    sizes = {
+        name: numpy.int64(getattr(wanted, name))
+        for name in ("num_experts", "num_topk", "hidden", "intermediate_hidden")
+    }
+    made = make(**sizes, num_max_tokens_per_rank=numpy.int32(wanted.num_max_tokens_per_rank)).spec
+    assert made == wanted and type(made.hidden) is int
+    with pytest.raises(ValueError, match=r"num_topk: wanted an integer in .*, given True"):
+        make(num_topk=True)
 
 
 def test_shared_tokens_size_the_shared_part_alone() -> None:
