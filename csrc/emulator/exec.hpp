@@ -94,7 +94,8 @@ u8* local_pointer(Warp& w, u64 address, u32 bytes, int lane);
 u8* resolve_slow(Warp& w, Space space, u64 address, u32 bytes, Access access, int lane);
 void check_initialised(Warp& w, const u8* pointer, u32 bytes, u64 address);
 [[noreturn]] void fault_misaligned(Warp& w, u64 address, u32 bytes);
-void note_access(Warp& w, u16 mode, u8* p, u32 bytes, Access access); // mode: ordering and scope
+constexpr int kManyLanes = kLanes; // in place of a lane: several lanes do it together
+void note_access(Warp& w, u16 mode, u8* p, u32 bytes, Access access, int lane); // mode: ordering and scope
 
 // `bytes` is a power of two
 inline u8* resolve(Warp& w, Space space, u64 address, u32 bytes, Access access, int lane) {

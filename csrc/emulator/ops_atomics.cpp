@@ -145,7 +145,7 @@ void exec_atomic(Warp& w, const Inst& in, u32 m) {
         u64 address = w.address(in.a, i) + static_cast<u64>(in.imm);
         u8* p = resolve(w, in.space, address, bytes, Access::Atomic, i);
         if (w.machine->races)
-            note_access(w, in.mode, p, bytes, Access::Atomic);
+            note_access(w, in.mode, p, bytes, Access::Atomic, i);
         for (u32 k = 0; k < n; ++k) {
             u64 value = read_row(w, w.extra(in, at + k), i, size);
             u64 swap = op == kCas ? read_row(w, w.extra(in, at + n), i, size) : 0, fresh = 0;
@@ -178,7 +178,7 @@ void exec_atomic_wide(Warp& w, const Inst& in, u32 m) { // .b128 exch and cas
         int i = first_lane(left);
         u8* p = resolve(w, in.space, w.address(in.a, i) + static_cast<u64>(in.imm), 16, Access::Atomic, i);
         if (w.machine->races)
-            note_access(w, in.mode, p, 16, Access::Atomic);
+            note_access(w, in.mode, p, 16, Access::Atomic, i);
         Vec128 old, value = w.row<Vec128>(w.extra(in, 4))[i];
         std::memcpy(&old, p, 16);
         bool equal = old.lo == value.lo && old.hi == value.hi;

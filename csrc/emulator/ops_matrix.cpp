@@ -19,7 +19,7 @@ u8* matrix_row(Warp& w, const Inst& in, int lane, Access access, u32 used = 16) 
             check_initialised(w, p, used, address);
     }
     if (w.machine->races)
-        note_access(w, 0, p, 16, access);
+        note_access(w, 0, p, 16, access, kManyLanes);
     return p;
 }
 

@@ -141,7 +141,7 @@ void exec_ld(Warp& w, const Inst& in, u32 m) {
                 check_initialised(w, p, bytes, address);
         }
         if (races)
-            note_access(w, in.mode, p, bytes, Access::Read);
+            note_access(w, in.mode, p, bytes, Access::Read, i);
         T value[16];
         if (n == 1)
             std::memcpy(value, p, kElement);
@@ -187,7 +187,7 @@ void exec_st(Warp& w, const Inst& in, u32 m) {
         u8* p = resolve(w, in.space, address, bytes, Access::Write, i);
         is_shared = is_shared_access(in.space, address);
         if (races)
-            note_access(w, in.mode, p, bytes, Access::Write);
+            note_access(w, in.mode, p, bytes, Access::Write, i);
         T value[16];
         for (u32 k = 0; k < n; ++k) {
             if constexpr (sizeof(T) == sizeof(Row))

@@ -89,7 +89,7 @@ void exec_alloc(Warp& w, const Inst& in, u32 m) {
         return;
     u8* to = resolve(w, in.space, w.address(in.a, lane) + static_cast<u64>(in.imm), 4, Access::Write, lane);
     std::memcpy(to, &first, 4);
-    note_access(w, 0, to, 4, Access::Write);
+    note_access(w, 0, to, 4, Access::Write, kManyLanes);
     w.machine->touch(w);
 }
 

@@ -1,5 +1,6 @@
 // Warp-synchronous instructions: shuffle, vote, match, reduce, elect, warp barrier.
 #include "ops.hpp"
+#include "races.hpp"
 
 namespace deep_gemm_k3::emulator {
 
@@ -273,7 +274,8 @@ void build_elect(Builder& b) {
 
 void exec_warp_barrier(Warp& w, const Inst& in, u32 m) {
     u32 together;
-    gather(w, in, m, in.b, together, exec_warp_barrier);
+    if (gather(w, in, m, in.b, together, exec_warp_barrier) && w.machine->races)
+        w.machine->races->order_lanes(w, together);
 }
 
 void register_warp(Table& table) {

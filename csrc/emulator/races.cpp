@@ -102,8 +102,10 @@ bool Races::is_shared(const Warp& w) const {
 
 void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what) {
     bool is_own = old.who == now.who && !now.is_async; // asynchronous operations of one warp do not order each other
-    if (old.clock == 0 || is_own || strong_pair(old, now))
+    if (old.clock == 0 || strong_pair(old, now))
         return;
+    if (is_own)
+        return check_lanes(w, old, now, what);
     bool is_ordered = get(known.all, old.who) >= old.clock;
     if (!is_ordered) {
         std::string scope =
@@ -118,6 +120,25 @@ void Races::check(Warp& w, const Mark& old, const Mark& now, const Knowledge& kn
          in_global = get(known.fenced_global, old.who) >= old.clock;
     if (in_shared != in_global ? in_shared != is_shared(w) : !in_shared)
         machine_.report_at(w, "proxy", std::string(what) + " no proxy fence separates, after " + sites_[old.site]);
+}
+
+// Lanes of a warp are threads of their own: what one of them wrote or read another may use only behind an instruction
+// that orders memory among them. An acquisition by the later one is taken for it, whatever it acquired.
+void Races::check_lanes(Warp& w, const Mark& old, const Mark& now, const char* what) {
+    if (old.lane == now.lane && now.lane != kManyLanes)
+        return;
+    const u32* steps = state(w).lane_steps;
+    const u32 last = now.lane == kManyLanes ? *std::min_element(steps, steps + kLanes) : steps[now.lane];
+    if (last <= old.step)
+        machine_.report_at(
+            w, "race", std::string(what) + " nothing orders among the lanes of the warp, after " + sites_[old.site]);
+}
+
+void Races::order_lanes(Warp& w, u32 lanes) {
+    State& mine = state(w);
+    ++mine.step;
+    for (u32 left = lanes; left; left &= left - 1)
+        mine.lane_steps[first_lane(left)] = mine.step;
 }
 
 void Races::read_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known) {
@@ -136,7 +157,7 @@ void Races::read_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& kno
 }
 
 void Races::write_byte(Warp& w, Shadow& at, const Mark& now, const Knowledge& known) {
-    if (at.write.clock)
+    if (at.write.clock && (at.write.who != now.who || now.is_async)) // lanes of a warp often write the same value
         check(w, at.write, now, known, "two writes that");
     auto check_reader = [&](Mark reader) {
         reader.is_generic = false; // a proxy fence orders writes; reads need the ordering only
@@ -162,10 +183,11 @@ void Races::touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_writ
     }
 }
 
-void Races::access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode) {
+void Races::access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode, int lane) {
     State& mine = state(w);
     bool is_strong = order_of(mode) != Order::Weak || kind == Access::Atomic;
-    Mark now{3 * w.id, get(mine.known.all, 3 * w.id), site(w), is_strong ? scope_of(mode) : Scope::None};
+    Mark now{3 * w.id, get(mine.known.all, 3 * w.id), site(w), mine.step, static_cast<u8>(lane),
+        is_strong ? scope_of(mode) : Scope::None};
     u64 address = reinterpret_cast<u64>(memory);
     if (is_strong && kind != Access::Write)
         synchronise(w, memory, Access::Read, mode); // what is acquired orders this access too
@@ -200,6 +222,8 @@ void Races::synchronise(Warp& w, const u8* memory, Access kind, u16 mode) {
             if (fits)
                 (acquires ? mine.known : mine.after_load).join(entry.known);
         }
+        if (acquires)
+            order_lanes(w, w.mask);
         return;
     }
     bool releases = order == Order::Release || order == Order::AcqRel;
@@ -220,6 +244,7 @@ void Races::fence(Warp& w, u16 mode) {
     State& mine = state(w);
     mine.known.join(mine.after_load);
     mine.before_fence = mine.known;
+    order_lanes(w, w.mask);
     mine.fence_scope = std::max(mine.fence_scope, scope_of(mode));
     raise(mine.known.all, 3 * w.id, get(mine.known.all, 3 * w.id) + 1);
 }
@@ -243,7 +268,7 @@ std::shared_ptr<AsyncStamp> Races::issue(Warp& w) {
 }
 
 void Races::async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write) {
-    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), Scope::None, true, stamp.is_generic};
+    Mark now{3 * stamp.warp + (is_write ? 2u : 1u), stamp.count, site(w), 0, 0, Scope::None, true, stamp.is_generic};
     touch(w, reinterpret_cast<u64>(memory), bytes, now, is_write, stamp.at_issue);
 }
 
@@ -261,7 +286,8 @@ void Races::release(Warp& w, const void* object, u64 round) {
 }
 
 void Races::acquire(Warp& w, const void* object, u64 round) {
-    auto found = objects_.find({object, round});
+    order_lanes(w, w.mask);
+    const auto found = objects_.find({object, round});
     if (found != objects_.end())
         state(w).known.join(found->second);
 }
@@ -316,9 +342,9 @@ void Races::forget(const void* object, u64 round) {
     objects_.erase({object, round});
 }
 
-void note_access(Warp& w, u16 mode, u8* p, u32 bytes, Access access) {
+void note_access(Warp& w, u16 mode, u8* p, u32 bytes, Access access, int lane) {
     if (w.machine->races)
-        w.machine->races->access(w, p, bytes, access, mode);
+        w.machine->races->access(w, p, bytes, access, mode, lane);
 }
 
 void note_async(Warp& w, AsyncOp& op, const u8* p, u64 bytes, bool is_write) {

@@ -43,7 +43,8 @@ class Races {
   public:
     explicit Races(Machine& machine) : machine_(machine) {}
 
-    void access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode);
+    void access(Warp& w, const u8* memory, u32 bytes, Access kind, u16 mode, int lane);
+    void order_lanes(Warp& w, u32 lanes); // what any of the warp's lanes did comes before what these do from now on
     std::shared_ptr<AsyncStamp> issue(Warp& w);
     void async_access(Warp& w, const AsyncStamp& stamp, const u8* memory, u64 bytes, bool is_write);
     void tensor_access(Warp& w, const AsyncStamp& stamp, const u8* order, u64 bytes, bool is_write, bool in_order);
@@ -69,6 +70,8 @@ class Races {
   private:
     struct Mark {
         u32 who = 0, clock = 0, site = 0;
+        u32 step = 0;                             // of the warp's `State`
+        u8 lane = 0;                              // kManyLanes: of several
         Scope scope = Scope::None;                // None: weak
         bool is_async = false, is_generic = true; // is_generic: through the generic proxy
     };
@@ -86,6 +89,8 @@ class Races {
         Scope fence_scope = Scope::None;
         u32 issued = 0;
         Residence place;
+        u32 step = 1;                // counts the instructions that order lanes of the warp
+        u32 lane_steps[kLanes] = {}; // the last one that ordered each
     };
 
     struct TensorMark {
@@ -123,6 +128,7 @@ class Races {
     u32 site(Warp& w);
     static bool covers(Scope scope, const Residence& from, const Residence& to);
     bool strong_pair(const Mark& old, const Mark& now) const;
+    void check_lanes(Warp& w, const Mark& old, const Mark& now, const char* what);
     bool is_shared(const Warp& w) const;
     void check(Warp& w, const Mark& old, const Mark& now, const Knowledge& known, const char* what);
     void touch(Warp& w, u64 address, u64 bytes, const Mark& now, bool is_write, const Knowledge& known);

@@ -319,8 +319,9 @@ std::string Machine::who(const Warp& w) const {
     auto triple = [](const u32* v) {
         return "(" + std::to_string(v[0]) + "," + std::to_string(v[1]) + "," + std::to_string(v[2]) + ")";
     };
-    std::string out = "rank " + std::to_string(cta.launch->rank) + " CTA " + triple(cta.id) + " warp " +
-                      std::to_string(w.index) + " lanes " + hex(w.mask);
+    std::string out =
+        "rank " + std::to_string(cta.launch->rank) + " CTA " + triple(cta.id) + " warp " + std::to_string(w.index) +
+        (w.role < observer.roles().size() ? " (" + observer.roles()[w.role] + ")" : "") + " lanes " + hex(w.mask);
     return out + " at " + w.program->where(w.pc ? w.pc - 1 : 0);
 }
 

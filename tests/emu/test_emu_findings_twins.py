@@ -124,6 +124,26 @@ TWINS = {
         "128",
         {"barrier-count", "deadlock"},
     ),
+    "a lane reads what another has stored": Twins("tile[t] = x[t]; FAULT y[t] = tile[t ^ 5];", "__syncwarp();", "", {"race"}),
+    "a vote orders no memory": Twins(
+        "tile[t] = x[t]; FAULT y[t] = tile[t ^ 5];", "__syncwarp();", "if (__any_sync(0xffffffff, x[t] == 9)) return;", {"race"}
+    ),
+    "a lane overwrites what another reads": Twins(
+        "tile[t] = x[t]; __syncwarp(); y[t] = tile[t ^ 1]; FAULT tile[t] = 3;", "__syncwarp();", "", {"race"}
+    ),
+    "lanes read a matrix that the warp has stored": Twins(
+        'if (t < 32) { asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" :: "r"(sptr(tile) + t % 8 * 16), "r"(t) : "memory"); FAULT y[t] = tile[t]; }',
+        "__syncwarp();",
+        "",
+        {"race"},
+    ),
+    "a word from lane to lane": Twins(
+        'if (t == 0) tile[1] = 0; __syncthreads(); if (t == 0) { tile[0] = 7; asm volatile("st.release.cta.shared.u32 [%0], 1;" :: "r"(sptr(tile + 1)) : "memory"); } '
+        'else if (t < 32) { u32 v; do asm volatile("ld.FAULT.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(sptr(tile + 1)) : "memory"); while (!v); y[t] = tile[0]; }',
+        "acquire",
+        "relaxed",
+        {"race"},
+    ),
     "a lane that the mask does not name": Twins(
         'if (t < 16) asm volatile("bar.warp.sync FAULT;" ::: "memory"); y[t] = 1;', "0xffff", "0xff", {"member-mask"}
     ),

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emu_support import HEADER, compile_cuda
+from emu_support import HEADER, compile_cuda, cuda_module
 from typer.testing import CliRunner
 
 from deep_gemm_k3 import envs
 from deep_gemm_k3.demo import checks
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
-from deep_gemm_k3.emulator import Device, Launch, Module, service
+from deep_gemm_k3.emulator import Device, EmulatorError, Launch, Module, service
 from deep_gemm_k3.emulator.cli import app
 
 # Warp 0 waits at a barrier for warp 1, which counts for a while first.
@@ -86,6 +86,13 @@ def test_bytes_of_peers_and_chains_of_messages(rounds: int) -> None:
     assert device.counters["message_chain"] == 2 * rounds
     assert device.counters["peer_written"] == device.counters["global_written"] == 4 * 2 * rounds
     assert device.counters["peer_read"] == 0
+
+
+def test_a_deadlock_names_the_roles_that_wait() -> None:
+    module = cuda_module('extern "C" __global__ void k() { asm volatile("bar.sync 1, 96;" ::: "memory"); }')
+    device = Device(roles="math,producer")
+    with pytest.raises(EmulatorError, match=r"deadlock(.|\n)*warp 0 \(math\) lanes(.|\n)*warp 1 \(producer\) lanes"):
+        device.launch(module, "k", 1, 64, params=[])
 
 
 def test_roles_are_refused_by_name() -> None:
