@@ -66,6 +66,9 @@ struct Config {
     DG_HOST_DEVICE constexpr bool is_published() const {
         return shared_output == SharedOutput::kHiddenSharded || shared_output == SharedOutput::kTokenOwner;
     }
+    // Whether ranks tell each other that they have published. What a rank wrote itself it sees when its kernel has
+    // ended.
+    DG_HOST_DEVICE constexpr bool counts_publication() const { return is_published() && shape.num_ranks > 1; }
 };
 
 } // namespace deep_gemm_k3

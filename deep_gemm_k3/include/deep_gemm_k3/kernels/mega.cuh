@@ -67,18 +67,22 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
 template <Config C, class Engine>
 __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uint8_t* roles) {
     auto* words = reinterpret_cast<uint32_t*>(roles);
-    roles::prefetch_inputs<C>(params);
+    uint32_t num_calls = 0, abort_code = 0;
     if (threadIdx.x == 0) {
         const uint8_t* buffer = params.buffers[params.rank];
-        words[plan::roles_memory::kEpoch / 4] = ptx::load_relaxed_sys(buffer + plan::control::kEpoch) + 1;
-        words[plan::roles_memory::kAborted / 4] =
-            ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
-        words[plan::roles_memory::kStageLimit / 4] = sync::stage_limit(params);
+        num_calls = ptx::load_relaxed_sys(buffer + plan::control::kEpoch);
+        abort_code = ptx::load_relaxed_sys(buffer + plan::control::kAbort + sync::kAbortCode);
     }
+    roles::prefetch_inputs<C>(params);
     constexpr int begin = plan::roles_memory::kZeroed / 4, end = plan::roles_memory_bytes(C) / 4;
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x)
         words[i] = 0;
     Engine::initialize(params, shared);
+    if (threadIdx.x == 0) {
+        words[plan::roles_memory::kEpoch / 4] = num_calls + 1;
+        words[plan::roles_memory::kAborted / 4] = abort_code;
+        words[plan::roles_memory::kStageLimit / 4] = sync::stage_limit(params);
+    }
     sync::synchronise<C>();
 }
 
@@ -107,7 +111,7 @@ __device__ __forceinline__ void run_math(const Params& params, uint8_t* shared) 
     Engine::consume(make_context<C>(params, shared));
     const sched::Context ctx = make_context<C>(params, shared);
     debug::mark(ctx, debug::Event::kTasksDone);
-    if constexpr (C.is_published())
+    if constexpr (C.counts_publication())
         ptx::barrier_arrive(ptx::NamedBarrier::kTasksDone, C.num_math_warpgroups * 128 + 32);
     roles::combine<C>(ctx);
     debug::mark(ctx, debug::Event::kCombined);
@@ -164,7 +168,7 @@ __device__ __forceinline__ void run(const Params& params, uint8_t* shared) {
         if (warp == num_math_warps) {
             sched::TaskIterator<C> tasks(ctx);
             Engine::produce(ctx, tasks);
-            if constexpr (C.is_published())
+            if constexpr (C.counts_publication())
                 tell_what_is_published<C>(ctx, tasks);
         } else if (warp < first_issuing_warp) {
             roles::dispatch<C, Engine>(ctx);

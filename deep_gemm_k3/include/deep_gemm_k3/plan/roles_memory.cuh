@@ -28,6 +28,7 @@ constexpr int kStagesGathered = 72; // u32: stages of that task whose rows are w
 constexpr int kOrderOfEnd = 76;     // u32: 1 + how many CTAs had found no more tasks before this one; 0: unknown
 constexpr int kPublishes = 80;      // u32 sched::Publishes
 constexpr int kGeneration = 84;     // i32: generation that this call publishes; negative: nothing may be written
+constexpr int kRanksBegun = 88;     // u32: every rank has begun this call, as far as this CTA waits for them
 constexpr int kPairClaims = 96; // u32 [8]: tasks that the first CTA of a pair has claimed for both, in the second one
 constexpr int kNumPairClaims = 8;
 constexpr int kReduction = 128; // float [2][16]: RMSNorm sums of the math warps

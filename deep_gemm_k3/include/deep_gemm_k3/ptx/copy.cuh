@@ -38,6 +38,11 @@ __device__ __forceinline__ void tensor_load_4d(CopyTarget to, const void* map, i
         : "memory");
 }
 
+// Asks for a box into the L2 cache.
+__device__ __forceinline__ void tensor_prefetch_2d(const void* map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
+        : "memory");
+}
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

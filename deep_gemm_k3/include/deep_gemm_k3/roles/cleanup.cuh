@@ -92,11 +92,14 @@ __device__ __forceinline__ void report_abort(const Context& ctx) {
 }
 
 // One thread per CTA, after all others of the CTA are done. The last CTA of the rank closes the call: from here on a
-// new kernel finds epoch e and an exit count of zero.
+// new kernel finds epoch e and an exit count of zero. Relaxed: nobody learns anything else from the count, and the end
+// of the kernel orders the rest. The abort cell is looked at meanwhile; who fails later reports it itself.
 __device__ __forceinline__ void leave(const Context& ctx) {
     sync::publish_fault(ctx);
-    report_abort(ctx);
-    const uint32_t num_left = ptx::atom_acq_rel_gpu_add(ctx.buffer + plan::control::kExitCount, 1);
+    const uint32_t abort_code = ptx::load_relaxed_sys(ctx.buffer + plan::control::kAbort + sync::kAbortCode);
+    const uint32_t num_left = ptx::atom_relaxed_gpu_add(ctx.buffer + plan::control::kExitCount, 1);
+    if (abort_code != 0)
+        report_abort(ctx);
     if (num_left == static_cast<uint32_t>(ctx.num_ctas) - 1) {
         ptx::store_relaxed_sys(ctx.buffer + plan::control::kExitCount, 0);
         ptx::store_relaxed_sys(ctx.buffer + plan::control::kEpoch, ctx.epoch);

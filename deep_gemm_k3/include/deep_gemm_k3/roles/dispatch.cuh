@@ -22,18 +22,23 @@ __device__ __forceinline__ void dispatch(const Context& ctx) {
         bool is_gathered_by_ctas = false;
         if constexpr (requires { Engine::gather_into_stages(ctx, self); }) {
             is_gathered_by_ctas = sched::gathers_into_stages<C>(ctx, share.num_blocks);
-            if (is_gathered_by_ctas)
+            if (is_gathered_by_ctas) {
                 Engine::gather_into_stages(ctx, self);
+                share.load_again(ctx); // meanwhile its words occupy no registers
+            }
         }
         gather<C>(ctx, self, share, is_gathered_by_ctas);
         debug::mark(ctx, debug::Event::kGathered);
+        // Only what goes to other ranks, partials and publication, waits for this.
+        if (C.shape.num_ranks > 1 && warp == 2)
+            wait_ranks_ready<C>(ctx);
         reset_counters<C>(ctx, self);
         if (C.has_statistics && ctx.cta_idx == 0)
             add_statistics<C>(ctx, self);
     }
     if constexpr (requires { Engine::assist(ctx, 0u); })
         Engine::assist(ctx, warp);
-    if (C.is_published() && self.warp == 0)
+    if (C.counts_publication() && self.warp == 0)
         make_publication_visible<C>(ctx, healthy);
 }
 

@@ -244,7 +244,9 @@ __device__ __forceinline__ Route place_route(
     route.parts = begin_part | (min((index + 1) << share.log_parts, share.end_part) - part) << 16;
     const uint32_t same = __match_any_sync(0xFFFFFFFFu, route.valid ? expert : 0xFFFFFFFFu);
     const uint32_t num_before = __popc(same & ptx::lower_lanes());
-    uint32_t* next = cursors<C>(ctx, self.warp) + expert;
+    uint32_t warp = self.warp;
+    ptx::keep(warp); // no address derived from it stays in a register through the loop over routes
+    uint32_t* next = cursors<C>(ctx, warp) + expert;
     if (route.valid)
         route.pool_row = pool_row<C>(ctx, expert, *next + num_before);
     __syncwarp();

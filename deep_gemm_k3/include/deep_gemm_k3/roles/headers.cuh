@@ -49,7 +49,7 @@ __device__ __forceinline__ void check_publication(const Context& ctx) {
     }
 }
 
-// Waits for every rank's header and notes what it tells. One warp.
+// Waits for every other rank's header and notes what it tells. One warp.
 template <Config C>
 __device__ __forceinline__ void read_headers(const Context& ctx) {
     uint32_t num_earlier_words = 0;
@@ -60,8 +60,9 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
         if (rank < C.shape.num_ranks) {
             const uint8_t* address =
                 sched::component<C>(ctx, plan::Component::kMetadata) + plan::metadata_offset(C.shape, ctx.parity, rank);
-            ptx::Word16 header{};
+            ptx::Word16 header = own_header<C>(ctx);
             const bool arrived =
+                C.shape.num_ranks == 1 || rank == ctx.params.rank ||
                 sync::wait_until(ctx, {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)},
                     ctx.epoch, [&](uint32_t& seen) {
                         header = ptx::load_relaxed_sys_b128(address);
@@ -101,34 +102,22 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
         words_at(ctx, plan::roles_memory::kFirstWord)[0] = 0;
 }
 
-// Whether every rank has begun this call, seen from where each is looked at once; acquired like below. One warp.
-template <Config C>
-__device__ __forceinline__ bool ranks_are_ready(const Context& ctx) {
-    bool ready = true;
-#pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
-        ready &= static_cast<int32_t>(
-                     ptx::load_acquire_sys(ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes) -
-                     ctx.epoch) >= 0;
-    return __all_sync(0xFFFFFFFFu, ready);
-}
-
 // Waits until every rank has begun this call, and acquires it: their earlier calls are over, so what they read in our
-// slots and what we may now overwrite in theirs is settled before anything that the list lets this CTA do. One warp. A
-// rank may be one call ahead.
+// slots and what we may now overwrite in theirs is settled. One warp. A rank may be one call ahead.
 template <Config C>
 __device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
 #pragma unroll 1
     for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32) {
         const uint8_t* ready = ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes;
         const Where where = {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)};
-        if (!sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
-                seen = ptx::load_acquire_sys(ready);
-                return static_cast<int32_t>(seen - ctx.epoch) >= 0;
-            }))
-            mark_faulty(ctx);
+        sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
+            seen = ptx::load_acquire_sys(ready);
+            return static_cast<int32_t>(seen - ctx.epoch) >= 0;
+        });
     }
     __syncwarp();
+    if (ctx.lane_idx == 0)
+        sync::tell_ranks_begun(ctx);
 }
 
 // Meets the dispatch warps of all CTAs of the rank, for the round-th time in this call: what they wrote before is

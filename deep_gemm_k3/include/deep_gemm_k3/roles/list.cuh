@@ -122,6 +122,10 @@ struct Share {
         ids = word.x;
         weight = (index & 1) != 0 ? word.z : word.y;
     }
+    __device__ __forceinline__ void load_again(const Context& ctx) {
+        ids = weight = 0;
+        load(ctx, begin_route());
+    }
 };
 
 // Counts a word's routes: f(local expert, route).
@@ -290,25 +294,19 @@ __device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWa
 // on their way.
 template <Config C>
 __device__ __forceinline__ bool build_list(const Context& ctx, const DispatchWarp& self, Share<C>& share) {
-    if (C.is_published() && self.thread() == 32)
-        check_publication<C>(ctx);
-    // One look at the ready words beside the wait for headers; who is late is waited for beside the counting.
-    bool is_ready = true;
     if (self.warp == 0)
         read_headers<C>(ctx);
-    else if (C.shape.num_ranks > 1 && self.warp == 2)
-        is_ready = ranks_are_ready<C>(ctx);
     bool healthy = all_healthy(ctx);
     debug::mark(ctx, debug::Event::kHeaders);
     if (healthy) {
         const uint32_t num_words = words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
         const Shares shares(2 * num_words, self.num_units());
+        if (C.is_published() && self.thread() == 64) // beside the others' words; a warp that few words leave idle
+            check_publication<C>(ctx);
         if (2 * num_words <= kMaxDirectRoutes)
             count_directly<C>(ctx, self, num_words, shares);
         else
             count_by_shares<C>(ctx, self, num_words, shares);
-        if (!is_ready)
-            wait_ranks_ready<C>(ctx);
         healthy = all_healthy(ctx);
         const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps + self.warp;
         share.begin_part = shares.begin_part(unit);

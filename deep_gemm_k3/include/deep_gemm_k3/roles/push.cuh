@@ -54,18 +54,24 @@ __device__ __forceinline__ void push_ready(const Context& ctx) {
             ctx.params.buffers[rank] + plan::control::kReady + ctx.params.rank * plan::kControlLineBytes, ctx.epoch);
 }
 
-// {tokens, CTAs | low-latency bit, shared tokens, epoch}, to every rank.
+// {tokens, CTAs | low-latency bit, shared tokens, epoch}.
 template <Config C>
-__device__ __forceinline__ void push_header(const Context& ctx) {
+__device__ __forceinline__ ptx::Word16 own_header(const Context& ctx) {
     const int num_tokens = ctx.params.num_tokens;
-    const ptx::Word16 header = {static_cast<uint32_t>(num_tokens),
+    return {static_cast<uint32_t>(num_tokens),
         static_cast<uint32_t>(ctx.num_ctas) | (is_low_latency<C>(num_tokens) ? kLowLatencyBit : 0),
         static_cast<uint32_t>(ctx.params.shared.num_tokens), ctx.epoch};
+}
+// To every other rank.
+template <Config C>
+__device__ __forceinline__ void push_header(const Context& ctx) {
+    const ptx::Word16 header = own_header<C>(ctx);
 #pragma unroll 1
     for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
-        ptx::store_relaxed_sys_b128(sched::peer_component<C>(ctx, rank, plan::Component::kMetadata) +
-                                        plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank),
-            header);
+        if (rank != ctx.params.rank)
+            ptx::store_relaxed_sys_b128(sched::peer_component<C>(ctx, rank, plan::Component::kMetadata) +
+                                            plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank),
+                header);
 }
 
 // Two routes per word {two expert ids, weight, weight, epoch}. A word with an id outside [-1, E) is never sent: its
@@ -206,13 +212,17 @@ __device__ __forceinline__ void prefetch_inputs(const Params& params) {
     ask_component(plan::Component::kInputScales, params.num_tokens * (C.shape.hidden / 32));
     if constexpr (C.has_rms_norm)
         ask(params.rms_weight, C.shape.hidden * 2);
+    if constexpr (C.is_published()) {
+        ask(params.publication.flags, 12);
+        ask(params.publication.peer_ptrs, C.shape.num_ranks * 8);
+    }
 }
 
 template <Config C>
 __device__ __forceinline__ void push(const Context& ctx, const DispatchWarp& self) {
     // The first CTAs begin first. But a fence waits behind the copies of its SM, and the last CTAs have no shared tile
     // to copy for.
-    if (ctx.cta_idx == 0 && self.warp == 0)
+    if (C.shape.num_ranks > 1 && ctx.cta_idx == 0 && self.warp == 0)
         push_header<C>(ctx);
     if (C.shape.num_ranks > 1 && ctx.cta_idx == ctx.num_ctas - 1 && self.warp == 1)
         push_ready<C>(ctx);

@@ -177,7 +177,7 @@ class TaskIterator {
             }
             begin_phase();
         }
-        if (C.is_published() && phase() == Phase::kSharedL2)
+        if (C.counts_publication() && phase() == Phase::kSharedL2)
             publishes_ = Publishes::kSomething;
         if (is_shared(phase()))
             decode_shared(task);

@@ -13,15 +13,13 @@
 
 namespace deep_gemm_k3::sync {
 
-// Each math warpgroup of a tile arrives for its own rows; twice, or the dispatch warps for it, where they may finish
-// some of its tokens.
+// Each math warpgroup of a tile arrives for its own rows.
 DG_HOST_DEVICE constexpr uint32_t num_l1_arrivals(const Config& c, sched::Phase phase, const TileShape& tile) {
     const int rows_per_warpgroup = tile.num_rows / (c.num_math_warpgroups * c.num_cluster_ctas);
     return ceil_div(sched::num_weight_rows(c, phase), rows_per_warpgroup);
 }
 template <Config C>
-constexpr uint32_t kNumL1Arrivals =
-    num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile) * (plan::shares_tiles(C) ? 2 : 1);
+constexpr uint32_t kNumL1Arrivals = num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile);
 // Splits that share a tile arrive one by one.
 template <Config C>
 __device__ __forceinline__ uint32_t num_shared_l1_arrivals(const sched::Context& ctx) {
@@ -102,6 +100,15 @@ __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Depe
         return seen == on.wanted;
     });
     ptx::fence_proxy_async_global();
+}
+
+// Called by the same thread, before the math warps get a task whose results go to other ranks: they must not overtake
+// the end of the last call there.
+template <Config C>
+__device__ __forceinline__ void wait_receivers(const sched::Context& ctx, sched::Phase phase) {
+    if constexpr (C.shape.num_ranks > 1)
+        if (phase == sched::Phase::kRoutedL2 || (C.is_published() && phase == sched::Phase::kSharedL2))
+            wait_ranks_begun(ctx);
 }
 
 // ---- called by one thread per math warpgroup, once per finished tile, after all writers have fenced and met at a

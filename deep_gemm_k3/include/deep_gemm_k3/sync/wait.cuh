@@ -104,6 +104,22 @@ __device__ __forceinline__ uint32_t wait_publishes(const sched::Context& ctx) {
     return what;
 }
 
+// Every rank has begun this call, and a dispatch warp of this CTA has acquired it. Or it has given up: it says so in
+// any case.
+__device__ __forceinline__ void tell_ranks_begun(const sched::Context& ctx) {
+    ptx::store_release_cta_shared(
+        static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kRanksBegun)), 1);
+}
+__device__ __forceinline__ void wait_ranks_begun(const sched::Context& ctx) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(ctx.roles + plan::roles_memory::kRanksBegun));
+    wait_local(ctx, {Role::kProducer, What::kHeader, 0}, [&] {
+        if (ptx::load_acquire_cta_shared(address) != 0)
+            return true;
+        ptx::nanosleep(20);
+        return false;
+    });
+}
+
 // Waits for the dispatch warps of this CTA, which always leave a verdict; false: there is no list to work from.
 __device__ __forceinline__ bool wait_list(const sched::Context& ctx) {
     const uint32_t address = role_word(ctx, plan::roles_memory::kListState);

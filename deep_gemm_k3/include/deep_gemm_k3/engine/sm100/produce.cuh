@@ -189,6 +189,7 @@ struct Producer {
         stage = first_stage;
         debug::mark(ctx, debug::Event::kAsked, debug_argument(task.task));
         sync::wait_ready(ctx, sync::dependency<C>(ctx, task.task), task.task.block);
+        sync::wait_receivers<C>(ctx, task.task.phase);
         debug::mark(ctx, debug::Event::kReady);
         publish();
 #pragma unroll 1

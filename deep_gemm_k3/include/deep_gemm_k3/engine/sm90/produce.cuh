@@ -9,7 +9,6 @@
 //              per further stage: wait empty, expect all bytes, copies
 #pragma once
 #include "../../debug/timeline.cuh"
-#include "../../epilogue/exchange.cuh"
 #include "../../plan/operand_tile.cuh"
 #include "../../ptx/copy.cuh"
 #include "../../sched/task.cuh"
@@ -19,10 +18,9 @@
 
 namespace deep_gemm_k3::engine {
 
-// Routed weights are read once, or by a few CTAs at about the same time; shared ones by every token block; tokens by
-// the CTAs of all row tiles.
+// Routed weights are read once, or by a few CTAs at about the same time; shared ones by every token block, of which few
+// tokens make one; tokens by the CTAs of all row tiles.
 constexpr uint64_t kRoutedWeightPolicy = ptx::kPolicyEvictFirst;
-constexpr uint64_t kSharedWeightPolicy = ptx::kPolicyEvictNormal;
 constexpr uint64_t kTokenPolicy = ptx::kPolicyEvictLast;
 
 // Addresses of one task's operands, advanced stage by stage.
@@ -72,6 +70,15 @@ struct RoutedSource {
     }
 };
 
+// Few tokens: all shared tasks run at once, each reads its weights once, and the ring does not cover a round trip to
+// memory. Weights of L2 that do not fit into it are asked for into the L2 cache while the tokens are waited for.
+DG_HOST_DEVICE constexpr bool asks_ahead(const Config& c) {
+    return c.has_shared() && c.splits.shared_l1 > 1;
+}
+DG_HOST_DEVICE constexpr uint64_t shared_weight_policy(const Config& c) {
+    return asks_ahead(c) ? ptx::kPolicyEvictFirst : ptx::kPolicyEvictNormal;
+}
+
 template <Config C>
 struct SharedSource {
     static constexpr int kNumBoxes = C.shared_tile.num_k / plan::kSharedK;
@@ -93,12 +100,19 @@ struct SharedSource {
 #pragma unroll 1
         for (int i = 0; i < kNumBoxes; ++i) {
             if (is_l1)
-                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, kSharedWeightPolicy);
+                ptx::tensor_load_4d(to, &maps.l1, weight_k, row / 16, shared_weight_policy(C));
             else
-                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, kSharedWeightPolicy);
+                ptx::tensor_load_2d(to, &maps.l2, weight_k, row, shared_weight_policy(C));
             to.shared += kWeightBytes / kNumBoxes;
             weight_k += plan::kSharedK;
         }
+    }
+    // Weights of the next stages of L2, into the L2 cache.
+    __device__ __forceinline__ void prefetch_weights(int num_stages) const {
+        const int end = weight_k + num_stages * C.shared_tile.num_k;
+#pragma unroll 1
+        for (int k = weight_k; k < end; k += plan::kSharedK)
+            ptx::tensor_prefetch_2d(&maps.l2, k, row);
     }
     __device__ __forceinline__ void load_tokens(ptx::CopyTarget to) {
         to.shared += kWeightBytes;
@@ -152,9 +166,13 @@ struct Producer {
                 sync::wait_ready(ctx, sync::gathered<C>(ctx, record.task), record.task.block);
         const sync::Dependency tokens = sync::dependency<C>(ctx, record.task);
         if (!sync::is_ready(tokens)) {
+            if constexpr (asks_ahead(C) && requires { source.prefetch_weights(0); })
+                if (record.task.phase == sched::Phase::kSharedL2)
+                    source.prefetch_weights(record.num_stages - num_stages);
             num_stages = fill_weights(source, record, num_stages, true);
             sync::wait_ready(ctx, tokens, record.task.block);
         }
+        sync::wait_receivers<C>(ctx, record.task.phase);
         debug::mark(ctx, debug::Event::kReady);
         pipeline.stage = first_stage;
         pipeline.parity = first_parity;
@@ -221,8 +239,6 @@ struct Producer {
         TaskRecord& record = pipeline.next_record(ctx);
         record.task = task;
         record.num_stages = num_stages;
-        if constexpr (plan::shares_tiles(C))
-            record.num_handed_over = epilogue::Exchange<C>(ctx.shared).is_open() ? plan::exchange_tokens(C) : 0;
         return &record;
     }
     // True when the task is on its way, all of it.
