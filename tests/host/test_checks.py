@@ -303,11 +303,15 @@ def test_device(name: str, device: str) -> None:
     assert found["given"] == device and found["wanted"] == "device cpu as the buffer"
 
 
-@pytest.mark.parametrize("name", ["cumulative_local_expert_recv_stats", "shared_rs_flags", "shared_rs_peer_ptrs"])
-def test_natural_alignment(name: str) -> None:
-    call = Call(HIDDEN_SHARDED)
+@pytest.mark.parametrize(
+    ("name", "target", "by"),
+    [(name, "sm_90a", 2) for name in ("cumulative_local_expert_recv_stats", "shared_rs_flags", "shared_rs_peer_ptrs")]
+    + [(name, "sm_100a", 16) for name in ("l1_weights", "l2_weights")],  # tensor maps of packed codes
+)
+def test_alignment_of_its_kind(name: str, target: str, by: int) -> None:
+    call = Call(HIDDEN_SHARDED, target)
     description = described(call)
-    description["tensors"][name]["address"] += 2
+    description["tensors"][name]["address"] |= by  # of allocations that lie at multiples of 64
     found = MESSAGE.match(verdict(call, description))
     assert found is not None and found["id"] == f"{name}.aligned"
 
