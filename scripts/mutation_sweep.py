@@ -93,11 +93,11 @@ def sweep(name: str, arguments: argparse.Namespace, slots: Slots, until: float) 
     record = json.loads(arguments.resume.read_text()) if arguments.resume else latest_record()
     one.hints = hints(record, name)
     chosen = choose(one, name, arguments, record)
-    earlier = [v for p in record["plays"] if arguments.resume and p["play"] == name for v in p["verdicts"]]
+    earlier = [v for p in record["plays"] if p["play"] == name for v in p["verdicts"]]
     known = {(v["site"], v["number"], v.get("place")): v for v in earlier}
     keys = {i: (one.sites[i].group, one.numbers[i], one.place(i)) for i in chosen}
-    verdicts = [Verdict(**known[key]) for key in keys.values() if key in known]
-    chosen = [i for i in chosen if keys[i] not in known]
+    verdicts = [Verdict(**known[key]) for key in keys.values() if arguments.resume and key in known]
+    chosen = [i for i in chosen if not (arguments.resume and keys[i] in known)]
     entry = {"play": name, "kernel": one.entry, "digest": one.digest, "mutants": len(one.sites)}
     out = part(arguments.out, name)
     print(f"{name}: {len(chosen)} of {len(one.sites)} mutants, {len(plan)} trials at most", flush=True)
@@ -112,11 +112,14 @@ def sweep(name: str, arguments: argparse.Namespace, slots: Slots, until: float) 
         if time.monotonic() > saved + 5:
             write()
             saved = time.monotonic()
+        del keys[one.index[verdict.site, verdict.number]]
         if verdict.survived or arguments.verbose:
             print(
                 f"  {'survives' if verdict.survived else '+'.join(verdict.by)}: {verdict.site} #{verdict.number}",
                 flush=True,
             )
+    if not arguments.resume:  # what the limit has left out: where the instructions around the site are the same
+        verdicts += [Verdict(**known[key]) for key in keys.values() if key in known]
     write()
     by = Counter(kind for verdict in verdicts for kind in verdict.by)
     survived = sum(verdict.survived and verdict.reached for verdict in verdicts)
@@ -183,7 +186,12 @@ def main() -> None:
     parser.add_argument("--document", action="store_true", help="only write docs/mutation.md from the committed record")
     parser.add_argument("--merge", type=Path, nargs="+", help="only merge parts of records, the last one counting")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at once")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no more mutant is begun")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=math.inf,
+        help="seconds after which no more mutant is begun; the rest is taken from the committed record",
+    )
     parser.add_argument("--out", type=Path, help="the record's file; each play writes a part beside it meanwhile")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     arguments = parser.parse_args()

@@ -138,6 +138,9 @@ class Sweep:
         for i, site in enumerate(self.sites):
             numbers[site.group] += 1
             self.numbers[i] = numbers[site.group]
+        self.index = {
+            (site.group, number): i for i, (site, number) in enumerate(zip(self.sites, self.numbers, strict=True))
+        }
         self._lines = self.ptx.split("\n")
         self._code = [i for i, line in enumerate(self._lines) if _INSTRUCTION.match(line)]
         self.instructions: dict[int, int] = {}
