@@ -239,6 +239,8 @@ class Sweep:
                 index = pending.pop()
                 pipe, process = forked(functools.partial(self._answer, index, plan))
                 running[pipe] = (index, process)
+            if not running:
+                continue
             for pipe in select.select(list(running), [], [], 0.2 if pending else None)[0]:
                 yield self._collect(pipe, *running.pop(pipe))
                 slots.give()
@@ -269,13 +271,13 @@ class Slots:
         os.write(self._writer, b"x" * count)
 
     def take(self, *, wait: bool) -> bool:
-        while True:
-            try:
-                return bool(os.read(self._reader, 1))
-            except BlockingIOError:
-                if not wait:
-                    return False
-                select.select([self._reader], [], [])
+        """Whether there was one. ``wait``: for half a second."""
+        if wait:
+            select.select([self._reader], [], [], 0.5)
+        try:
+            return bool(os.read(self._reader, 1))
+        except BlockingIOError:
+            return False
 
     def give(self) -> None:
         os.write(self._writer, b"x")
