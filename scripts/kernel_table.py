@@ -50,9 +50,11 @@ PROBLEMS = {
 ONE_RANK = K3 | SHARED | {"num_ranks": 1}
 # Problem, tokens of the routed and of the shared tile, K splits: whichever spills first when the kernel grows.
 NEAREST: tuple[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int, int, int]], ...] = (
-    ("routed", K3 | {"max_tokens": 512}, (8, 0), (1, 1, 1, 1)),
+    ("routed", K3, (8, 0), (1, 1, 1, 1)),
+    ("routed", K3, (32, 0), (1, 1, 1, 1)),
     ("token owner, exact math", PROBLEMS["token owner, exact math"], (8, 16), (7, 8, 8, 1)),
-    ("token owner", K3 | SHARED | {"max_tokens": 512, "max_shared_tokens": 512}, (16, 64), (1, 1, 4, 1)),
+    ("token owner", K3 | SHARED, (16, 64), (1, 1, 4, 1)),
+    ("token owner, exact math", K3 | SHARED | {"fast_math": False}, (104, 128), (1, 1, 1, 1)),
     ("token owner, one rank", ONE_RANK | {"shared_intermediate_hidden": 6144}, (8, 16), (2, 2, 2, 4)),
     ("token owner, one rank", ONE_RANK, (88, 64), (1, 1, 4, 1)),
 )
@@ -165,7 +167,9 @@ both exist. {registers} Made by
 
     python scripts/kernel_table.py {options}
 
-which needs no GPU and fails when a kernel spills or fewer CTAs fit on an SM than the launch relies on. Compiler: {compiler}.
+which needs no GPU and fails when a kernel spills, its wgmmas wait for each other, or fewer CTAs fit on an SM than the
+launch relies on. With `--all` it compiles every kernel of the model instead, over 1, 8 and 16 ranks, and names those that
+fail. Compiler: {compiler}.
 
 | calls | routed tile (tokens) | shared tile (tokens) | K splits (routed L1, L2, shared L1, L2) | stages | registers | spilled bytes | stack bytes | shared memory (bytes) | {tensor}CTAs per SM | cubin (KiB) |
 |---|---|---|---|---|---|---|---|---|{rule}---|---|

@@ -21,7 +21,7 @@ __device__ __forceinline__ uint4 expand_vector(uint2 codes, float scale) {
 // One group of 32 columns of one row, into the chunks it fills: four of BF16, or two of codes and a scale byte.
 template <Config C>
 __device__ __forceinline__ void store_group(
-    uint8_t* block, int row, int group, const uint32_t (&codes)[8], uint32_t scale_byte) {
+    uint8_t* block, int row, int group, uint32_t (&codes)[8], uint32_t scale_byte) {
     constexpr int num_tokens = C.routed_tile.num_tokens;
     uint8_t* tile = block + (group >> 2) * plan::pool_tile_bytes(C);
     if constexpr (C.arch == Architecture::kSM100) {
@@ -32,10 +32,15 @@ __device__ __forceinline__ void store_group(
         tile[plan::scale_word_offset(num_tokens, row) + (group & 3)] = static_cast<uint8_t>(scale_byte);
     } else {
         const float scale = epilogue::operand_scale(scale_byte);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
+        constexpr int kUnrolled = C.num_ctas_per_sm > 1 ? 1 : 4; // chunks in registers at a time
+#pragma unroll kUnrolled
+        for (int i = 0; i < 4; ++i) {
             *reinterpret_cast<uint4*>(tile + plan::operand_chunk_offset(row, (group & 3) * 4 + i)) =
-                expand_vector({codes[2 * i], codes[2 * i + 1]}, scale);
+                expand_vector({codes[0], codes[1]}, scale);
+#pragma unroll
+            for (int j = 2; j < 8; ++j)
+                codes[j - 2] = codes[j];
+        }
     }
 }
 
@@ -46,6 +51,13 @@ struct Row {
     uint32_t pool_row;
     int begin_group, end_group; // columns / 32
 };
+
+// A route's row, of its place as RowInfo has it.
+template <Config C>
+__device__ __forceinline__ Row row_of(uint32_t place, uint32_t pool_row, int begin_group, int end_group) {
+    return {static_cast<int>(place % kMaxNumRanks), static_cast<int>(place / kMaxNumRanks / C.shape.num_topk), pool_row,
+        begin_group, end_group};
+}
 
 // Groups that a lane has in flight: loads of a row are issued before its first store. What the dispatch warps'
 // registers allow; with two CTAs per SM there are twice as many warps instead.
@@ -270,11 +282,8 @@ __device__ __forceinline__ void gather_batch(
         remaining &= remaining - 1;
         const uint32_t place = __shfl_sync(0xFFFFFFFFu, route.place, lane);
         const uint32_t parts = __shfl_sync(0xFFFFFFFFu, route.parts, lane);
-        const Row row = {static_cast<int>(place % kMaxNumRanks),
-            static_cast<int>(place / kMaxNumRanks / C.shape.num_topk), __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
-            static_cast<int>(num_groups * (parts & 0xFFFF) >> log_parts),
-            static_cast<int>(num_groups * (parts >> 16) >> log_parts)};
-        gather_row<C>(ctx, row);
+        gather_row<C>(ctx, row_of<C>(place, __shfl_sync(0xFFFFFFFFu, route.pool_row, lane),
+                               num_groups * (parts & 0xFFFF) >> log_parts, num_groups * (parts >> 16) >> log_parts));
     }
     ptx::fence_proxy_async_global();
     __syncwarp();
@@ -327,17 +336,16 @@ template <Config C>
 __device__ __forceinline__ void gather_in_pool_order(const Context& ctx, const DispatchWarp& self) {
     PoolRows<C> rows = {static_cast<uint32_t>(self.unit())};
     bool is_there = rows.find(ctx, self.num_units());
-    plan::RowInfo info{};
+    uint32_t place = 0;
     if (is_there)
-        info = *sched::row_info<C>(ctx, rows.row);
+        place = sched::row_info<C>(ctx, rows.row)->place;
 #pragma unroll 1
     while (is_there) {
-        const Row row = {static_cast<int>(info.source_rank), static_cast<int>(info.token_slot / C.shape.num_topk),
-            rows.row, 0, C.shape.hidden / 32};
+        const Row row = row_of<C>(place, rows.row, 0, C.shape.hidden / 32);
         rows.row += self.num_units();
         is_there = rows.find(ctx, self.num_units());
         if (is_there)
-            info = *sched::row_info<C>(ctx, rows.row); // arrives while this row is gathered
+            place = sched::row_info<C>(ctx, rows.row)->place; // arrives while this row is gathered
         gather_row<C>(ctx, row);
         ptx::fence_proxy_async_global();
         __syncwarp();
