@@ -18,6 +18,7 @@ from deep_gemm_k3._extension import ops
 from deep_gemm_k3.mega import plan
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
+from deep_gemm_k3.mega.weights import default_target
 from deep_gemm_k3.testing import data
 from deep_gemm_k3.testing.data import WorldShape
 from deep_gemm_k3.testing.oracle import Options
@@ -25,7 +26,7 @@ from deep_gemm_k3.testing.runner import RankCall, RankResult, RunOptions, Sessio
 from deep_gemm_k3.testing.world import RankInput
 
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-TARGET = "sm_90a"
+TARGET = default_target(DEVICE)
 OUTPUTS = {"routed": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 
 SWIGLU = Options("swiglu")

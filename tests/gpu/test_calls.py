@@ -13,9 +13,10 @@ from mega_support import SWIGLU, Signature, WithoutStatistics
 from small_ranks import BF16, SITU, Rank, small
 
 import deep_gemm_k3 as dg
-from deep_gemm_k3.testing.data import make_world
+from deep_gemm_k3.mega.weights import default_target
+from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
-from deep_gemm_k3.testing.world import mega_moe_reference
+from deep_gemm_k3.testing.world import RankInput, mega_moe_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -32,9 +33,13 @@ FAMILIES = (
 )
 
 
+def inputs(shape: WorldShape) -> RankInput:
+    return make_world(shape, 1, target=default_target(torch.device(DEVICE)))[0]
+
+
 def rank(**options: Any) -> Rank:
     shape = small(tokens=(TOKENS,), shared_tokens=SHARED_TOKENS)
-    return Rank(None, make_world(shape, 1, target="sm_90a")[0], shape, DEVICE, **{"timeout_s": 3.0, **options})
+    return Rank(None, inputs(shape), shape, DEVICE, **{"timeout_s": 3.0, **options})
 
 
 def publish(rank: Rank, space: dg.PublicationWorkspace, **changes: Any) -> None:
@@ -56,7 +61,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, limit: float) -> bool:
 
 def test_a_call_equals_the_oracle() -> None:
     shape = small(tokens=(TOKENS,), shared_tokens=SHARED_TOKENS)
-    given = make_world(shape, 1, target="sm_90a")[0]
+    given = inputs(shape)
     one = Rank(None, given, shape, DEVICE)
     one.dense(fast_math=False)
     torch.cuda.synchronize()

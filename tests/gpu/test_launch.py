@@ -14,6 +14,7 @@ from jit_support import SHAPE, probe
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import Cache, KernelSource, KernelStore
+from deep_gemm_k3.mega.weights import default_target
 
 pytestmark = pytest.mark.gpu
 
@@ -30,6 +31,10 @@ class ProbeParams(ctypes.Structure):
         ("num_bytes", ctypes.c_uint32),
         ("hold_ns", ctypes.c_uint32),
     ]
+
+
+def target() -> str:
+    return default_target(torch.device("cuda", DEVICE))
 
 
 def launch_shape(grid: int, cluster: int = 1, shared: int = 0, threads: int = 128) -> list[int]:
@@ -67,7 +72,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> KernelStore:
 @pytest.fixture(scope="module")
 def probe_kernel(store: KernelStore) -> Probe:
     torch.cuda.init()
-    return Probe(store, probe())
+    return Probe(store, probe(target()))
 
 
 @pytest.fixture(autouse=True)
@@ -137,15 +142,16 @@ def test_current_stream_is_used(probe_kernel: Probe) -> None:
 
 
 def test_wrong_architecture_names_both(store: KernelStore) -> None:
+    other = {"sm_90a": "sm_100a", "sm_100a": "sm_90a"}[target()]
     with pytest.raises(RuntimeError) as error:
-        store.load(probe("sm_100a"), f"cuda:{DEVICE}", ctypes.sizeof(ProbeParams))
+        store.load(probe(other), f"cuda:{DEVICE}", ctypes.sizeof(ProbeParams))
     message = str(error.value)
-    assert "wanted an artefact for sm_90a (device 0, " in message and "given one for sm_100a" in message
+    assert f"wanted an artefact for {target()} (device 0, " in message and f"given one for {other}" in message
 
 
 def test_argument_size_is_compared_at_loading(store: KernelStore) -> None:
     with pytest.raises(RuntimeError, match="wanted an argument of 32 bytes, given one of 48 bytes"):
-        store.load(probe(num_stages=2), f"cuda:{DEVICE}", 48)
+        store.load(probe(target(), num_stages=2), f"cuda:{DEVICE}", 48)
 
 
 def test_kernel_facts(probe_kernel: Probe, store: KernelStore) -> None:
@@ -235,7 +241,7 @@ def test_abort_passes_a_kernel_that_holds_every_sm(probe_kernel: Probe) -> None:
     spec = {
         "device": "cuda",
         "device_index": DEVICE,
-        "target": "sm_90a",
+        "target": target(),
         "num_ranks": 2,
         "num_experts": 4,
         "num_topk": 1,
@@ -256,7 +262,8 @@ def test_abort_passes_a_kernel_that_holds_every_sm(probe_kernel: Probe) -> None:
     assert record != 0
     torch.cuda.synchronize()
     done = torch.cuda.Event()
-    probe_kernel.launch(grid=132, shared=200 << 10, hold_ns=500_000_000, num_bytes=0)
+    sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    probe_kernel.launch(grid=sms, shared=200 << 10, hold_ns=500_000_000, num_bytes=0)
     done.record()
     start = time.perf_counter()
     ops.buffer_abort(handles[0], "y: wanted bfloat16, given float32")

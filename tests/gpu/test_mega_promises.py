@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from mega_support import DENSE, DEVICE, EXACT_SWIGLU, FOUR_RANKS, ONE_RANK, RS, Family, pairs, rank_call, synchronize
+from mega_support import (
+    DENSE,
+    DEVICE,
+    EXACT_SWIGLU,
+    FOUR_RANKS,
+    ONE_RANK,
+    RS,
+    TARGET,
+    Family,
+    pairs,
+    rank_call,
+    synchronize,
+)
 
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
@@ -211,21 +224,22 @@ def test_a_refusal_of_one_host_stops_the_others_at_once() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- side kernel
-def hold_sms(grid: int, seconds: float) -> None:
-    """A kernel on a stream of its own that fills an SM with each of its CTAs."""
+def hold_sms(share: float, seconds: float) -> None:
+    """A kernel on a stream of its own that fills an SM with each of its CTAs, and this share of all SMs."""
     from jit_support import probe
     from test_launch import Probe
 
     from deep_gemm_k3.jit.kernel import default_store
 
-    kernel = Probe(default_store(), probe())
+    kernel = Probe(default_store(), probe(TARGET))
+    grid = math.ceil(share * torch.cuda.get_device_properties(DEVICE).multi_processor_count)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         kernel.launch(grid=grid, shared=200 << 10, hold_ns=int(seconds * 1e9), num_bytes=0)
 
 
-@pytest.mark.parametrize(("grid", "seconds"), [(20, 0.3), (132, 0.3), (66, 2.5)])
-def test_a_side_kernel_on_the_sms(grid: int, seconds: float) -> None:
+@pytest.mark.parametrize(("share", "seconds"), [(0.15, 0.3), (1.0, 0.3), (0.5, 2.5)])
+def test_a_side_kernel_on_the_sms(share: float, seconds: float) -> None:
     """The grid becomes resident when the side kernel leaves: a result when that is within the limit, else a time-out."""
     ranks = ONE.world(60, 8)
     (expected,) = ONE.check(ranks, DENSE)
@@ -234,7 +248,7 @@ def test_a_side_kernel_on_the_sms(grid: int, seconds: float) -> None:
         call = rank_call(buffer, ranks[0], DENSE)
         call.fill()
         call.settle()
-        hold_sms(grid, seconds)
+        hold_sms(share, seconds)
         try:
             call.call()
             call.settle()

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from deep_gemm_k3.jit import find_toolchain
 from deep_gemm_k3.jit.source import INCLUDE_DIR
+from deep_gemm_k3.mega.weights import default_target
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +39,9 @@ class Build:
             nvcc = find_toolchain().nvcc
             wanted = "nvcc: wanted one to build the protocol test (pip install nvidia-cuda-nvcc), found none"
             assert nvcc is not None, wanted
-            flags = ["-std=c++20", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-I", str(INCLUDE_DIR)]
+            arch = default_target(torch.device("cuda"))
+            gencode = f"arch={arch.replace('sm', 'compute')},code={arch}"
+            flags = ["-std=c++20", "-O3", "-gencode", gencode, "-I", str(INCLUDE_DIR)]
             command = [nvcc, *flags, str(SOURCE), "-o", str(self.program)]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return self.process

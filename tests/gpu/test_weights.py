@@ -7,7 +7,12 @@ import time
 import pytest
 import torch
 
-from deep_gemm_k3.mega.weights import identify_target, restore_weights_from_mega_moe, transform_weights_for_mega_moe
+from deep_gemm_k3.mega.weights import (
+    default_target,
+    identify_target,
+    restore_weights_from_mega_moe,
+    transform_weights_for_mega_moe,
+)
 from deep_gemm_k3.testing import data, metrics, oracle, world
 from deep_gemm_k3.utils import per_token_cast_to_fp4, per_token_cast_to_fp8, transform_sf_into_required_layout
 
@@ -87,7 +92,7 @@ def test_default_target_is_the_gpus() -> None:
 def test_oracle_agrees_with_itself_on_the_cpu(kind: str) -> None:
     shape = data.WorldShape((33, 0, 70), 6, 4, 1024, 512, 40, 1024, 256)
     options = oracle.Options("situ", None, 4.0, 25.0)
-    inputs = data.make_world(shape, 3, "holes", kind, "sm_90a")
+    inputs = data.make_world(shape, 3, "holes", kind, default_target(torch.device("cuda")))
     on_gpu = world.mega_moe_reference([rank.to("cuda") for rank in inputs], options)
     for ours, theirs in zip(on_gpu, world.mega_moe_reference(inputs, options), strict=True):
         metrics.assert_close(ours.y.cpu(), theirs.y, "y")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,18 @@ def test_a_hanging_step_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = verify.run(step)
     assert found["outcome"] == "timed out" and found["seconds"] < 30
     assert "begun" in found["tail"]
+
+
+def test_the_suite_on_gpus_takes_the_target_of_the_gpu() -> None:
+    """A test that names one architecture would fail on the other: whoever names one names both."""
+    lines = [
+        f"{path.name}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "tests/gpu").glob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if ("sm_90a" in line) != ("sm_100a" in line)
+    ]
+    assert lines == []
+    # What lies beside them and has a target of its own when none is named.
+    for helper in ("probe", "alone", "Play"):
+        pattern = re.compile(rf"\b{helper}\(\)")
+        assert not [path.name for path in (ROOT / "tests/gpu").glob("*.py") if pattern.search(path.read_text())]
