@@ -1,7 +1,7 @@
 """The record of a mutation sweep in words: how many mutants of what were noticed by what, and why the others are harmless.
 
 Reasons live in tests/emu/mutation_reasons.json: a list of ``{"sites": [pattern, ...], "reason": text}``, patterns over the
-names of sites. ``"small": true`` marks what the small acts of a play do not notice, though others do.
+names of sites. ``"copy": true`` marks reasons for one of several mutants of a site, of which others are noticed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Reasons:
     def load(cls) -> Reasons:
         return cls(tuple(json.loads(REASONS.read_text())))
 
-    def of(self, site: str, small: bool = False) -> str:
-        """The reason, or an empty string. ``small``: only small acts were run."""
+    def of(self, site: str, *, copy: bool = False) -> str:
+        """The reason, or an empty string. ``copy``: another mutant of the site is noticed, so the instruction is needed, and
+        the reason is one why this place is not."""
         for entry in self.entries:
-            if (small or not entry.get("small")) and any(re.search(pattern, site) for pattern in entry["sites"]):
+            if copy == entry.get("copy", False) and any(re.search(pattern, site) for pattern in entry["sites"]):
                 return str(entry["reason"])
         return ""
 
@@ -90,7 +91,7 @@ def why(verdict: Mapping[str, Any], noticed: set[str], reached: set[str], reason
     site = verdict["site"]
     if not verdict.get("reached", True):
         return "" if site in reached else UNREACHED
-    return COPY if site in noticed else reasons.of(site) or "NO REASON"
+    return reasons.of(site, copy=True) or COPY if site in noticed else reasons.of(site) or "NO REASON"
 
 
 def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -73,4 +73,5 @@ def test_matmul(capability: int, instruction: str, adversary: str) -> None:
     grid = (-(-m // BLOCK["BM"]), -(-n // BLOCK["BN"]))
     device.launch(module, "matmul", grid, 128, params=values, shared_bytes=kernel.metadata.shared)
     np.testing.assert_array_equal(c, (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16))
-    assert not device.findings
+    # Triton 3.9.0 converts what tcgen05.ld has loaded ahead of its tcgen05.wait::ld, which PTX does not allow.
+    assert {finding.kind for finding in device.findings} == ({"load-in-flight"} if instruction == "tcgen05" else set())
