@@ -32,6 +32,7 @@ def emulated() -> Iterator[None]:
         pytest.param((100,), 48, "routed", "earliest", True, id="three blocks an expert, fast math"),
         pytest.param((300,), 160, "dense", "random", False, id="the widest tile, two widths"),
         pytest.param((170,), 160, "routed", "latest", False, id="the widest tile, its narrowest width"),
+        pytest.param((150, 130), 160, "dense", "earliest", False, id="two ranks, the widest tile"),
     ],
 )
 def test_wide_tiles_give_the_oracles_bits(
