@@ -299,7 +299,8 @@ def _add_baselines(
         return
     fused = turns.get(row["mode"], row["us"])
     if "routed" in turns and "shared_gemms_us" in parts:
-        parts["own_sum_us"] = turns["routed"] + parts["shared_gemms_us"] + parts["norm_us"]
+        around = ("shared_gemms_us", "shared_gating_us", "norm_us")
+        parts["own_sum_us"] = turns["routed"] + sum(parts[name] for name in around)
     row |= {"baselines": parts, "compared_us": fused, "not_slower_than": verdicts(fused, parts)}
     setting.say(report.baseline_line(parts, row["not_slower_than"]))
 

@@ -62,7 +62,7 @@ def _sweep(pyplot: Any, data: Row) -> Any:
     left.plot(
         *_points(public, lambda r: r["best_public"][0]), "s", label="best public, routed alone", color="tab:green"
     )
-    for name, label in (("sum_us", "unfused parts, BF16"), ("own_sum_us", "own routed part, cuBLAS and norm apart")):
+    for name, label in (("sum_us", "unfused parts, BF16"), ("own_sum_us", "own routed part, cuBLAS, gating and norm")):
         parts = [r for r in fused if name in r.get("baselines", {})]
         if parts:
             left.plot(*_points(parts, lambda r, name=name: r["baselines"][name]), "--", label=label)

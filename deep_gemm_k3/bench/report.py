@@ -142,7 +142,7 @@ def baseline_line(parts: Mapping[str, float], verdicts: Mapping[str, bool]) -> s
 def verdict_line(rows: Sequence[Mapping[str, Any]]) -> str:
     """Of all token counts at once: whether the fused call is ever slower than its unfused parts together."""
     compared = [row for row in rows if row.get("not_slower_than")]
-    sums = {"own_sum_us": "its own routed part, cuBLAS and norm", "sum_us": "torch's parts"}
+    sums = {"own_sum_us": "its own routed part, cuBLAS, gating and norm", "sum_us": "torch's parts"}
     said = []
     for name, parts in sums.items():
         found = [row for row in compared if name in row["not_slower_than"]]
