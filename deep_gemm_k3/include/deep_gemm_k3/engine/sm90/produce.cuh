@@ -128,6 +128,10 @@ struct SharedSource {
 // Registers are few here: a task lives in its record, in shared memory, from the moment it is known.
 template <Config C>
 struct Producer {
+    // Finding the next task and looking for its tokens takes longer than multiplying a stage. Two CTAs on an SM fill in
+    // for each other, and their producers lack the registers.
+    static constexpr bool kTakesEarly = C.num_ctas_per_sm == 1 && !sched::can_gather_into_stages(C);
+
     const sched::Context& ctx;
     Pipeline<C> pipeline;
 
@@ -185,18 +189,24 @@ struct Producer {
         return num_stages;
     }
 
-    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows. False: a
-    // stage was not released in time.
-    template <class Source>
-    __device__ __forceinline__ bool fill(Source source, const TaskRecord& record, sched::TaskIterator<C>& tasks) {
-        constexpr int kClaimStages = 2;
-        int num_left = record.num_stages - fill_first(source, record);
+    // The next task is claimed kClaimStages before the end of this one: as late as the answer's way allows; and taken
+    // while the last stage is waited for, unless the list of experts might have to be waited for too. `is_ready`: the
+    // tokens are there. False: a stage was not released in time.
+    template <class Source, class TakeEarly>
+    __device__ __forceinline__ bool fill(
+        Source source, const TaskRecord& record, bool is_ready, sched::TaskIterator<C>& tasks, TakeEarly take_early) {
+        constexpr int kClaimStages = kTakesEarly ? 3 : 2;
+        int num_left = record.num_stages;
+        if (!is_ready)
+            num_left -= fill_first(source, record);
         if (num_left < kClaimStages)
             tasks.claim();
 #pragma unroll 1
         for (; num_left > 0; --num_left) {
             if (num_left == kClaimStages)
                 tasks.claim();
+            if (kTakesEarly && num_left == 1 && record.task.phase != sched::Phase::kSharedL1)
+                take_early();
             if (!pipeline.wait_empty(ctx))
                 return false;
             ptx::mbarrier_arrive_expect_tx(target().barrier, source.weight_bytes() + source.token_bytes());
@@ -242,7 +252,9 @@ struct Producer {
         return &record;
     }
     // True when the task is on its way, all of it.
-    __device__ __forceinline__ bool run(const sched::Task& task, sched::TaskIterator<C>& tasks) {
+    template <class TakeEarly>
+    __device__ __forceinline__ bool run(
+        const sched::Task& task, bool is_ready, sched::TaskIterator<C>& tasks, TakeEarly take_early) {
         const sched::StageRange range = task_stages(C, task);
         const TaskRecord* record = begin(task, range.end - range.begin);
         if (record == nullptr)
@@ -255,9 +267,9 @@ struct Producer {
                 return fill_beside_rows(RoutedSource<C>(ctx, record->task, range.begin), *record, tasks);
         }
         if (!sched::is_shared(record->task.phase))
-            return fill(RoutedSource<C>(ctx, record->task, range.begin), *record, tasks);
+            return fill(RoutedSource<C>(ctx, record->task, range.begin), *record, is_ready, tasks, take_early);
         if constexpr (C.has_shared())
-            return fill(SharedSource<C>(ctx, record->task, range.begin), *record, tasks);
+            return fill(SharedSource<C>(ctx, record->task, range.begin), *record, is_ready, tasks, take_early);
         return true;
     }
     // Ends the list.
@@ -269,16 +281,51 @@ struct Producer {
     }
 };
 
+// The next task, taken when it is needed or ahead of time.
+template <Config C>
+struct NextTask {
+    const sched::Context& ctx;
+    sched::TaskIterator<C>& tasks;
+    sched::Task task;
+    bool exists = false;
+    bool is_taken = false; // ahead of time
+    bool is_ready = false; // its tokens are, as seen when it was taken ahead of time
+
+    // False: there are no more.
+    __device__ __forceinline__ bool take() {
+        if (!is_taken) {
+            exists = tasks.next(task);
+            is_ready = false;
+        }
+        is_taken = false;
+        return exists;
+    }
+    __device__ __forceinline__ void take_early() {
+        exists = tasks.next(task);
+        is_ready = exists && sync::is_ready(sync::dependency<C>(ctx, task));
+        if (is_ready)
+            sync::wait_receivers<C>(ctx, task.phase);
+        is_taken = true;
+    }
+};
+
 // Called by the producer warp. All its copies are waited for by the math warps of the CTA.
 template <Config C>
 __device__ __forceinline__ void produce(const sched::Context& ctx, sched::TaskIterator<C>& tasks) {
     if (ptx::elect_one()) {
         Producer<C> producer(ctx);
-        sched::Task task;
         bool is_running = true;
+        if constexpr (Producer<C>::kTakesEarly) {
+            NextTask<C> next{ctx, tasks};
 #pragma unroll 1
-        while (is_running && tasks.next(task))
-            is_running = producer.run(task, tasks);
+            while (is_running && next.take())
+                is_running = producer.run(next.task, next.is_ready, tasks, [&] { next.take_early(); });
+        } else {
+            sched::Task task;
+#pragma unroll 1
+            while (is_running && tasks.next(task))
+                is_running = producer.run(task, false, tasks, [] {});
+        }
         if constexpr (sched::can_gather_into_stages(C)) // whoever has found no task must hear of that too
             sync::publish_first_task(ctx, sched::FirstTask::kOther);
         if (is_running)
