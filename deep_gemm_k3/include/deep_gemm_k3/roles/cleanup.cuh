@@ -22,7 +22,7 @@ __device__ __forceinline__ void make_publication_visible(const Context& ctx, boo
     if (!is_early)
         wait_tasks_done();
 #pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+    for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32)
         ptx::red_release_sys_add(
             ctx.params.buffers[rank] + plan::control::kPublicationCount + ctx.params.rank * plan::kControlLineBytes, 1);
     if (is_early)
@@ -31,7 +31,7 @@ __device__ __forceinline__ void make_publication_visible(const Context& ctx, boo
         return;
     auto* expected = reinterpret_cast<uint32_t*>(ctx.buffer + plan::control::kPublicationExpected);
 #pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32) {
+    for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32) {
         const uint32_t wanted = expected[rank] + words_at(ctx, plan::roles_memory::kRankCtas)[rank];
         expected[rank] = wanted;
         const uint8_t* count = ctx.buffer + plan::control::kPublicationCount + rank * plan::kControlLineBytes;

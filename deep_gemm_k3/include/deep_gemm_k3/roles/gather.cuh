@@ -91,7 +91,7 @@ __device__ __forceinline__ void gather_codes(
     const Context& ctx, const Row& row, uint8_t* block, int tile_row, const uint8_t* codes, const uint8_t* scales) {
     if constexpr (C.arch == Architecture::kSM100) {
 #pragma unroll 1
-        for (int group = row.begin_group + static_cast<int>(ptx::lane_index()); group < row.end_group; group += 32) {
+        for (int group = row.begin_group + lane_index(); group < row.end_group; group += 32) {
             Group values;
             load_codes(values, codes + group * 32);
             store_group<C>(block, tile_row, group, values.codes, scales[group]);
@@ -100,8 +100,7 @@ __device__ __forceinline__ void gather_codes(
         constexpr int kInFlight = C.num_ctas_per_sm > 1 || C.routed_tile.num_tokens > 96 ? 4 : 8;
         const int end = row.end_group * 4;
 #pragma unroll 1
-        for (int first = row.begin_group * 4 + static_cast<int>(ptx::lane_index()); first < end;
-            first += 32 * kInFlight) {
+        for (int first = row.begin_group * 4 + lane_index(); first < end; first += 32 * kInFlight) {
             uint2 vectors[kInFlight];
             uint32_t scale_bytes[kInFlight];
 #pragma unroll
@@ -140,8 +139,7 @@ __device__ __forceinline__ void gather_low_latency(
     const uint8_t* words = sched::component<C>(ctx, plan::Component::kLowLatencyRows) +
                            plan::low_latency_row_offset(C.shape, ctx.parity, row.source_rank, row.token);
 #pragma unroll 1
-    for (int first = row.begin_group + static_cast<int>(ptx::lane_index()); first < row.end_group;
-        first += 32 * in_flight) {
+    for (int first = row.begin_group + lane_index(); first < row.end_group; first += 32 * in_flight) {
         Group groups[in_flight];
         const bool arrived = sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
             seen = ctx.epoch;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
     uint32_t num_earlier_words = 0;
 #pragma unroll 1
     for (int base = 0; base < C.shape.num_ranks; base += 32) {
-        const int rank = base + ctx.lane_idx;
+        const int rank = base + lane_index();
         uint32_t num_words = 0;
         if (rank < C.shape.num_ranks) {
             const uint8_t* address =
@@ -92,13 +92,13 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
 #pragma unroll 1
         for (int delta = 1; delta < 32; delta *= 2) {
             const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
-            sum += ctx.lane_idx >= delta ? other : 0;
+            sum += lane_index() >= delta ? other : 0;
         }
         if (rank < C.shape.num_ranks)
             words_at(ctx, plan::roles_memory::kFirstWord)[rank + 1] = num_earlier_words + sum;
         num_earlier_words += __shfl_sync(0xFFFFFFFFu, sum, 31);
     }
-    if (ctx.lane_idx == 0)
+    if (lane_index() == 0)
         words_at(ctx, plan::roles_memory::kFirstWord)[0] = 0;
 }
 
@@ -107,7 +107,7 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
 template <Config C>
 __device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
 #pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32) {
+    for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32) {
         const uint8_t* ready = ctx.buffer + plan::control::kReady + rank * plan::kControlLineBytes;
         const Where where = {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)};
         sync::wait_until(ctx, where, ctx.epoch, [&](uint32_t& seen) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void wait_ranks_ready(const Context& ctx) {
         });
     }
     __syncwarp();
-    if (ctx.lane_idx == 0)
+    if (lane_index() == 0)
         sync::tell_ranks_begun(ctx);
 }
 

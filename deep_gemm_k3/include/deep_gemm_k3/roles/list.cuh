@@ -204,7 +204,7 @@ __device__ __forceinline__ void count_by_shares(
     uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     const uint32_t unit = ctx.cta_idx * plan::kNumDispatchWarps + self.warp;
     const uint32_t begin = shares.begin_route(unit), end = shares.begin_route(unit + 1);
-    scan_words<C>(ctx, begin / 2 + ctx.lane_idx, (end + 1) / 2, 32, [&](uint32_t index, uint32_t ids) {
+    scan_words<C>(ctx, begin / 2 + lane_index(), (end + 1) / 2, 32, [&](uint32_t index, uint32_t ids) {
         for_each_route<C>(ctx, index, ids, [&](uint32_t expert, uint32_t route) {
             if (route < begin || route >= end)
                 return;
@@ -264,7 +264,7 @@ __device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWa
     constexpr uint32_t tile = C.routed_tile.num_tokens;
     const uint32_t* num_rows = words_at(ctx, plan::roles_memory::num_rows_offset(C));
     uint32_t* first_block = words_at(ctx, plan::roles_memory::first_block_offset(C));
-    const int begin = min(ctx.lane_idx * num_per_lane, num_experts), end = min(begin + num_per_lane, num_experts);
+    const int begin = min(lane_index() * num_per_lane, num_experts), end = min(begin + num_per_lane, num_experts);
     uint32_t sum = 0;
 #pragma unroll 1
     for (int expert = begin; expert < end; ++expert)
@@ -273,7 +273,7 @@ __device__ __forceinline__ uint32_t lay_out(const Context& ctx, const DispatchWa
 #pragma unroll
     for (int delta = 1; delta < 32; delta *= 2) {
         const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, block, delta);
-        block += ctx.lane_idx >= delta ? other : 0;
+        block += lane_index() >= delta ? other : 0;
     }
     if (self.thread() == 31) {
         first_block[num_experts] = block;

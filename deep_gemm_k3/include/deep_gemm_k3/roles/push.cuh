@@ -23,6 +23,11 @@ using sync::Where;
 constexpr uint32_t kNoExpert = 0xFFFF;
 constexpr uint32_t kLowLatencyBit = 0x80000000u;
 
+// Read anew each time: it takes no register in between.
+__device__ __forceinline__ int lane_index() {
+    return static_cast<int>(ptx::lane_index());
+}
+
 // All dispatch warps of the rank work as one team. For pushing, consecutive units lie on different CTAs: a few tokens
 // spread over the whole chip.
 struct DispatchWarp {
@@ -49,7 +54,7 @@ __device__ __forceinline__ bool is_low_latency(int num_tokens) {
 template <Config C>
 __device__ __forceinline__ void push_ready(const Context& ctx) {
 #pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+    for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32)
         ptx::store_release_sys(
             ctx.params.buffers[rank] + plan::control::kReady + ctx.params.rank * plan::kControlLineBytes, ctx.epoch);
 }
@@ -67,7 +72,7 @@ template <Config C>
 __device__ __forceinline__ void push_header(const Context& ctx) {
     const ptx::Word16 header = own_header<C>(ctx);
 #pragma unroll 1
-    for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+    for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32)
         if (rank != ctx.params.rank)
             ptx::store_relaxed_sys_b128(sched::peer_component<C>(ctx, rank, plan::Component::kMetadata) +
                                             plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank),
@@ -83,7 +88,7 @@ __device__ __forceinline__ void push_route_words(const Context& ctx, const Dispa
     const auto* weights = reinterpret_cast<const float2*>(sched::component<C>(ctx, plan::Component::kInputTopkWeights));
     const uint64_t offset = plan::component_offset(C.shape, plan::Component::kMetadata) +
                             plan::metadata_offset(C.shape, ctx.parity, ctx.params.rank) + 16;
-    for (int i = self.unit() * 32 + ctx.lane_idx; 2 * i < num_routes; i += self.num_units() * 32) {
+    for (int i = self.unit() * 32 + lane_index(); 2 * i < num_routes; i += self.num_units() * 32) {
         longlong2 id = ids[i];
         const float2 weight = weights[i];
         if (2 * i + 1 >= num_routes)
@@ -112,7 +117,7 @@ struct RankMask {
 template <Config C>
 __device__ __forceinline__ RankMask destinations(const Context& ctx, int token) {
     const auto* ids = reinterpret_cast<const int64_t*>(sched::component<C>(ctx, plan::Component::kInputTopkIdx));
-    const int64_t id = ctx.lane_idx < C.shape.num_topk ? ids[int64_t(token) * C.shape.num_topk + ctx.lane_idx] : -1;
+    const int64_t id = lane_index() < C.shape.num_topk ? ids[int64_t(token) * C.shape.num_topk + lane_index()] : -1;
     const bool valid = id >= 0 && id < C.shape.num_experts;
     const int rank = valid ? static_cast<int>(id) / C.shape.num_local_experts() : ctx.params.rank;
     const uint32_t bit = rank == ctx.params.rank ? 0 : 1u << (rank & 31);
@@ -129,7 +134,7 @@ __device__ __forceinline__ void push_low_latency_rows(const Context& ctx, const 
     const uint8_t* x = sched::component<C>(ctx, plan::Component::kInputX);
     const uint8_t* scales = sched::component<C>(ctx, plan::Component::kInputScales);
     for (int item = self.unit(); item < ctx.params.num_tokens * num_chunks; item += self.num_units()) {
-        const int token = item / num_chunks, group = item % num_chunks * 32 + ctx.lane_idx;
+        const int token = item / num_chunks, group = item % num_chunks * 32 + lane_index();
         const RankMask mask = destinations<C>(ctx, token);
         if (!mask.any() || group >= num_groups)
             continue;
@@ -165,7 +170,7 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
         const uint64_t offset =
             plan::component_offset(C.shape, plan::Component::kRows) + row * plan::row_bytes(C.shape);
 #pragma unroll 1
-        for (int i = ctx.lane_idx; i < num_vectors; i += 32) {
+        for (int i = lane_index(); i < num_vectors; i += 32) {
             const uint4 vector = codes[i];
 #pragma unroll 1
             for (int rank = 0; rank < C.shape.num_ranks; ++rank)
@@ -173,7 +178,7 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
                     reinterpret_cast<uint4*>(ctx.params.buffers[rank] + offset)[i] = vector;
         }
 #pragma unroll 1
-        for (int i = ctx.lane_idx; i < num_scale_words; i += 32) {
+        for (int i = lane_index(); i < num_scale_words; i += 32) {
             const uint32_t word = words[i];
 #pragma unroll 1
             for (int rank = 0; rank < C.shape.num_ranks; ++rank)
@@ -182,7 +187,7 @@ __device__ __forceinline__ void push_plain_rows(const Context& ctx, const Dispat
         }
         __syncwarp();
 #pragma unroll 1
-        for (int rank = ctx.lane_idx; rank < C.shape.num_ranks; rank += 32)
+        for (int rank = lane_index(); rank < C.shape.num_ranks; rank += 32)
             if (mask.has(rank))
                 ptx::store_release_sys(
                     sched::peer_component<C>(ctx, rank, plan::Component::kRowFlags) + row * 4, ctx.epoch);
