@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from .data import DeviceDraws
 from .measure import Effort
-from .timing import repeated, timer
+from .timing import Timer, repeated, timer
 from .work import Shape, work
 
 _TOLERANCE = 2e-2  # BF16 results of two orders of summation
@@ -117,6 +117,30 @@ class Baselines:
     def norm(self, tokens: int, calls: int) -> Parts:
         x, gamma = self._random(tokens, self.shape.hidden), torch.ones_like(self._empty(self.shape.hidden))
         return {"norm_us": self._time(lambda _: F.rms_norm(x, (self.shape.hidden,), gamma, 1e-5), calls)}
+
+    def apart(self, shape: Shape) -> Timer:
+        """What a routed call without norm leaves of a call of ``shape``, as one batch: both shared GEMMs, the cheapest gating
+        between them, and the norm. To be timed in turns with the fused call, so at its clocks."""
+        s, rows = self.shape, shape.shared_tokens
+        weights = self._shared_weights() if rows else []
+        x, gate_up = self._random(rows, s.shared_hidden), self._empty(rows, 2 * s.shared_intermediate)
+        gated, out = self._empty(rows, s.shared_intermediate), self._empty(rows, s.shared_hidden)
+        y, gamma = self._random(shape.tokens, s.hidden), torch.ones_like(self._empty(s.hidden))
+
+        def call(i: int) -> None:
+            if weights:
+                l1, l2 = weights[i % len(weights)]
+                torch.mm(x, l1.t(), out=gate_up)
+                torch.mul(*gate_up.chunk(2, dim=1), out=gated)
+                torch.mm(gated, l2.t(), out=out)
+            F.rms_norm(y, (s.hidden,), gamma, 1e-5)
+
+        call(0)
+        timed = timer(
+            call, self.effort.calls_of(work(shape, shape.experts, shape.tokens * shape.topk).floor_us), self.device
+        )
+        timed.prepare()
+        return timed
 
     # ------------------------------------------------------------------------------------------------ routed experts
     def _weights(self) -> tuple[torch.Tensor, torch.Tensor]:

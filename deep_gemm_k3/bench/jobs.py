@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .baselines import Baselines, reduce_scatter_us, verdicts
 from .case import Case, Settings, compile_plans, plan_of
 from .data import RankData, rank_data, routed_input, shared_input, with_shared_tokens
 from .measure import Bench, CheckFailed, Effort, World
+from .timing import Timer
 from .work import Ceilings, Shape
 
 _SEED = 7
@@ -164,13 +166,20 @@ def producer(shape: Shape, modes: Sequence[str], setting: Setting, cold: Sequenc
     return run
 
 
-def _turns(bench: Bench, modes: Sequence[str], setting: Setting, run: report.Run, is_cold: bool) -> dict[str, float]:
-    """The modes in turns, so that what drifts is common to them: each one's median, and what publication costs against
-    the dense output."""
+def _turns(
+    bench: Bench,
+    modes: Sequence[str],
+    setting: Setting,
+    run: report.Run,
+    is_cold: bool,
+    beside: Mapping[str, Timer] = MappingProxyType({}),
+) -> dict[str, float]:
+    """The modes and the timers ``beside`` them in turns, so that what drifts is common to them: each one's median, and
+    what publication costs against the dense output."""
     if len(modes) < 2 or not setting.rounds:
         return {}
     try:
-        samples = bench.in_turns(modes, setting.effort, setting.rounds)
+        samples = bench.in_turns(modes, setting.effort, setting.rounds, beside)
     except (CheckFailed, RuntimeError) as error:
         setting.say(f"modes in turns: no times: {type(error).__name__}: {str(error).splitlines()[0]}")
         run.data.setdefault("failures", []).append({"mode": "in turns", "error": str(error)})
@@ -262,7 +271,8 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
                 break
             bench = Bench(world, s, [with_shared_tokens(d, s, _SEED) for d in data], setting.device, setting.how)
             rows = [_measure(bench, mode, setting, run) for mode in what.modes]
-            turns = _turns(bench, what.modes, setting, run, is_cold=True)
+            apart = {"apart": baselines.apart(s)} if baselines and setting.rounds else {}
+            turns = _turns(bench, what.modes, setting, run, is_cold=True, beside=apart)
             if rows[0] is not None and turns:
                 rows[0]["in_turns_us"] = turns
             if setting.traces:
@@ -298,9 +308,8 @@ def _add_baselines(
         setting.say(f"        unfused: no times: {str(error).splitlines()[0]}")
         return
     fused = turns.get(row["mode"], row["us"])
-    if "routed" in turns and "shared_gemms_us" in parts:
-        around = ("shared_gemms_us", "shared_gating_us", "norm_us")
-        parts["own_sum_us"] = turns["routed"] + sum(parts[name] for name in around)
+    if "routed" in turns:
+        parts["own_sum_us"] = turns["routed"] + turns["apart"]
     row |= {"baselines": parts, "compared_us": fused, "not_slower_than": verdicts(fused, parts)}
     setting.say(report.baseline_line(parts, row["not_slower_than"]))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -133,8 +134,11 @@ class Bench:
                 self.recheck(outputs)
         return self._record(mode, plan, effort, found, ceilings)
 
-    def in_turns(self, modes: Sequence[str], effort: Effort, rounds: int) -> dict[str, list[float]]:
-        """Samples of all ``modes``, taken in turns; each is the slowest rank's. Checked before and after."""
+    def in_turns(
+        self, modes: Sequence[str], effort: Effort, rounds: int, beside: Mapping[str, Timer] = MappingProxyType({})
+    ) -> dict[str, list[float]]:
+        """Samples of all ``modes`` and of the prepared timers ``beside`` them, taken in turns; each is the slowest rank's.
+        The modes are checked before and after."""
         timers: dict[str, dict[int, Timer]] = {}
         outputs = {}
         for mode in modes:
@@ -142,7 +146,9 @@ class Bench:
             timers[mode] = self.timers(mode, effort)
             outputs[mode] = self.run_checked(effort.seeds[0], effort.routing)[1]
             self.each(lambda case, mode=mode: timers[mode][case.rank].prepare())  # type: ignore[misc]
-        taken = self.together(lambda case: interleaved([timers[mode][case.rank] for mode in modes], rounds))
+        taken = self.together(
+            lambda case: interleaved([*(timers[mode][case.rank] for mode in modes), *beside.values()], rounds)
+        )
         for mode in modes:
             self.each(lambda case, mode=mode: case.use(mode))  # type: ignore[misc]
             self.each(lambda case: case.clear())
@@ -151,7 +157,7 @@ class Bench:
         by_rank = self.world.gather(taken)
         return {
             mode: [max(samples) for samples in zip(*(ranks[i] for ranks in by_rank), strict=True)]
-            for i, mode in enumerate(modes)
+            for i, mode in enumerate((*modes, *beside))
         }
 
     def _load(self, seed: int, routing: str) -> tuple[int, int]:

@@ -166,7 +166,7 @@ def overheads(samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     dense = samples.get("dense", ())
     for mode, taken in samples.items():
-        if not dense or mode in ("dense", "routed"):
+        if not dense or mode not in ("rs", "sp_rs"):
             continue
         ratios = sorted(100.0 * (a / b - 1.0) for a, b in zip(taken, dense, strict=True))
         quarter = len(ratios) // 4
