@@ -54,7 +54,10 @@ DG_HOST_DEVICE constexpr RegisterSplit register_split(const Config& c) {
     case 1:
         if (c.routed_tile.num_tokens <= 64)
             return {200, 104};
-        return c.routed_tile.num_tokens <= 96 ? RegisterSplit{216, 72} : RegisterSplit{224, 56};
+        // Exact math beside wide shared tiles needs more in the math warps, split shared tiles more in the producer.
+        if (c.routed_tile.num_tokens <= (c.fast_math || c.splits.shared_l1 > 1 ? 112 : 96))
+            return {216, 72};
+        return {224, 56};
     case 2:
         return c.has_shared() || c.routed_tile.num_tokens > 16 ? RegisterSplit{96, 48} : RegisterSplit{88, 64};
     default:
