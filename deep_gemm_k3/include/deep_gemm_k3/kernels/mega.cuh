@@ -85,6 +85,7 @@ __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uin
         words[plan::roles_memory::kEpoch / 4] = num_calls + 1;
         words[plan::roles_memory::kAborted / 4] = abort_code;
         words[plan::roles_memory::kStageLimit / 4] = sync::stage_limit(params);
+        words[plan::roles_memory::kRank / 4] = params.rank;
     }
     sync::synchronise<C>();
 }
@@ -104,8 +105,9 @@ template <Config C>
 __device__ __forceinline__ sched::Context make_context(const Params& params, uint8_t* shared) {
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
     const uint32_t epoch = *reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kEpoch);
+    const uint32_t rank = *reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kRank);
     const int thread = ptx::thread_index(), warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
-    return {params, params.buffers[params.rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
+    return {params, params.buffers[rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
         static_cast<int>(ptx::cta_index()), static_cast<int>(gridDim.x), thread, warp, thread % 32};
 }
 
