@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 import mega_support
+import pytest
 from mega_support import Family, Narrowed, Signature, pairs
 
 from deep_gemm_k3.mega import plan
@@ -13,6 +14,14 @@ from deep_gemm_k3.mega import plan
 MODULES = sorted(path.stem for path in Path(mega_support.__file__).parent.glob("test_*.py"))
 ONE_GPU = [name for name in MODULES if "two_gpus" not in name]
 MOST_KERNELS = 230  # about a quarter of a second each on 27 cores
+NARROWEST = {"sm_90a": 8, "sm_100a": 16}  # token tiles
+
+
+@pytest.fixture(params=NARROWEST, autouse=True)
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The suite on a GPU of either architecture."""
+    monkeypatch.setattr(mega_support, "TARGET", request.param)
+    return str(request.param)
 
 
 def families() -> list[Family]:
@@ -30,14 +39,14 @@ def test_the_suite_compiles_few_kernels() -> None:
     assert len(Narrowed(families()).literals()) <= MOST_KERNELS
 
 
-def test_only_named_signatures_are_narrowed() -> None:
+def test_only_named_signatures_are_narrowed(target: str) -> None:
     named = Signature("routed", mega_support.SWIGLU)
     other = Signature("routed", mega_support.SITU)
     family = Family(mega_support.ONE_RANK, named, other, counts={named: pairs((5,))})
     problems = dict(family.problems())
     narrowed = Narrowed([family])
     few = narrowed(problems[named])
-    assert [one["config"]["routed_tile"]["num_tokens"] for one in few] == [8]
+    assert [one["config"]["routed_tile"]["num_tokens"] for one in few] == [NARROWEST[target]]
     assert narrowed(problems[other]) == plan.all_configs(problems[other])
     unknown = {**problems[named], "num_experts": 16}
     assert narrowed(unknown) == plan.all_configs(unknown)

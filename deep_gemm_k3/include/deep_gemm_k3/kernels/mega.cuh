@@ -85,7 +85,8 @@ __device__ __forceinline__ void start(const Params& params, uint8_t* shared, uin
         words[plan::roles_memory::kEpoch / 4] = num_calls + 1;
         words[plan::roles_memory::kAborted / 4] = abort_code;
         words[plan::roles_memory::kStageLimit / 4] = sync::stage_limit(params);
-        words[plan::roles_memory::kRank / 4] = params.rank;
+        if constexpr (C.arch == Architecture::kSM90)
+            words[plan::roles_memory::kRank / 4] = params.rank;
     }
     sync::synchronise<C>();
 }
@@ -99,15 +100,24 @@ __device__ __forceinline__ void delay(const Params& params) {
         ptx::nanosleep(1000);
 }
 
+// On SM90 the assembler keeps the place of a parameter's element that is taken by rank from the kernel's beginning on,
+// and spills it, unless the rank comes from memory; on SM100 it takes the place anew by itself.
+template <Config C>
+__device__ __forceinline__ uint8_t* own_buffer(const Params& params, const uint8_t* roles) {
+    if constexpr (C.arch == Architecture::kSM90)
+        return params.buffers[*reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kRank)];
+    else
+        return params.buffers[params.rank];
+}
+
 // A role's view of the call, read anew by each role: what one of them needs occupies no register while another runs.
 // Whole warps together.
 template <Config C>
 __device__ __forceinline__ sched::Context make_context(const Params& params, uint8_t* shared) {
     uint8_t* roles = shared + plan::shared_memory_layout(C).scheduler;
     const uint32_t epoch = *reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kEpoch);
-    const uint32_t rank = *reinterpret_cast<const volatile uint32_t*>(roles + plan::roles_memory::kRank);
     const int thread = ptx::thread_index(), warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
-    return {params, params.buffers[rank], shared, roles, epoch, epoch & 1, C.shape.num_ranks,
+    return {params, own_buffer<C>(params, roles), shared, roles, epoch, epoch & 1, C.shape.num_ranks,
         static_cast<int>(ptx::cta_index()), static_cast<int>(gridDim.x), thread, warp, thread % 32};
 }
 

@@ -14,7 +14,7 @@ namespace roles_memory {
 constexpr int kEpoch = 0;      // u32: number of this call
 constexpr int kAborted = 4;    // u32: code of an abort that was there before the call
 constexpr int kStageLimit = 8; // u32: how long math warps wait for a stage (sync::stage_limit); 0: one did so long
-constexpr int kRank = 12;      // u32: this rank; a role that reads it here keeps nothing from before it began
+constexpr int kRank = 12;      // u32: this rank, on SM90 (kernels::own_buffer)
 // Zeroed from here on. Words that exist once.
 constexpr int kZeroed = 16;
 constexpr int kListState = 16;  // u32 sync::ListState
