@@ -1,7 +1,7 @@
 """The record of a mutation sweep in words: how many mutants of what were noticed by what, and why the others are harmless.
 
 Reasons live in tests/emu/mutation_reasons.json: a list of ``{"sites": [pattern, ...], "reason": text}``, patterns over the
-names of sites. ``"copy": true`` marks reasons for one of several mutants of a site, of which others are noticed.
+names of sites. ``"kind"`` tells other kinds of reasons, see `Reasons.of`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Reasons:
     def load(cls) -> Reasons:
         return cls(tuple(json.loads(REASONS.read_text())))
 
-    def of(self, site: str, *, copy: bool = False) -> str:
-        """The reason, or an empty string. ``copy``: another mutant of the site is noticed, so the instruction is needed, and
-        the reason is one why this place is not."""
+    def of(self, site: str, kind: str = "survivor") -> str:
+        """The reason, or an empty string. ``kind``: "copy" where another mutant of the site is noticed, so that the instruction
+        is needed and the reason is one why this place is not; "unreached" for what no play executes."""
         for entry in self.entries:
-            if copy == entry.get("copy", False) and any(re.search(pattern, site) for pattern in entry["sites"]):
+            if kind == entry.get("kind", "survivor") and any(re.search(pattern, site) for pattern in entry["sites"]):
                 return str(entry["reason"])
         return ""
 
@@ -50,7 +50,10 @@ def latest_record() -> dict[str, Any]:
 
 
 UNREACHED = "Not judged: no recorded call of any play executes it, so the mutant ran nowhere."
-COPY = "Another mutant of the same source line is noticed: this copy of it is not alone in its way, or the few schedules did not show it."
+COPY = (
+    "Needed: its mutants are noticed at other places of the kernel or in other plays. Here nothing depends on it, because the "
+    "ring has not gone round, no further tile follows, or something else has ordered the same before."
+)
 
 
 HEAD = (
@@ -90,8 +93,8 @@ def why(verdict: Mapping[str, Any], noticed: set[str], reached: set[str], reason
     """The reason for a mutant that nobody noticed; empty for one that its play does not execute, though another does."""
     site = verdict["site"]
     if not verdict.get("reached", True):
-        return "" if site in reached else UNREACHED
-    return reasons.of(site, copy=True) or COPY if site in noticed else reasons.of(site) or "NO REASON"
+        return "" if site in reached else reasons.of(site, "unreached") or UNREACHED
+    return reasons.of(site, "copy") or COPY if site in noticed else reasons.of(site) or "NO REASON"
 
 
 def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
