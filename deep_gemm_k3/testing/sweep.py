@@ -195,15 +195,17 @@ class Sweep:
 
     def useful(self, site: Site, number: int, plan: Sequence[Trial]) -> list[Trial]:
         """The trials that execute a site: those of large acts only where no small one does, and first the one that noticed
-        the mutant last time. For barriers of a warp all those with the lanes apart."""
+        the mutant last time. For barriers of a warp those that know what lanes owe each other: with race detection or apart."""
         lines = {part.line + 1 for part in (site, *site.also)}
         found = [trial for trial in plan if lines & self.reached[trial]]
-        if site.op.startswith("bar.warp"):
-            return [trial for trial in found if trial.schedule.lanes_apart]
-        found = [trial for trial in found if trial.schedule.seed < FOR_LANES]
+        is_of_lanes = site.op.startswith("bar.warp")
+        if is_of_lanes:
+            found = [trial for trial in found if trial.races or trial.schedule.lanes_apart]
+        else:
+            found = [trial for trial in found if trial.schedule.seed < FOR_LANES]
         small = [] if site.also else [trial for trial in found if is_small(self.play, trial.act)]
         hint = self.hints.get((site.group, number)) or self.hints.get((site.group, -1))
-        return sorted(small or found, key=lambda trial: trial_name(trial) != hint)
+        return sorted(small or found, key=lambda trial: (trial_name(trial) != hint, is_of_lanes and not trial.races))
 
     def judge(self, index: int, plan: Sequence[Trial]) -> Verdict:
         """Runs one mutant until somebody notices; what has noticed it before comes first."""
