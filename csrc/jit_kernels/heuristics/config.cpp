@@ -150,8 +150,8 @@ int shared_tokens_for_sm100(int num_tokens) {
     return num_tokens <= 64 ? 32 : 128;
 }
 
-// On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in; the
-// widest of those are not handed over anyway.
+// On SM90 tiles of 256 rows read fewer operands, but their stages leave no memory to hand routed tiles over in; beside
+// the widest of those, which have as large stages, they cost nothing.
 int shared_rows(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile) {
     if (device.arch == Architecture::kSM100)
         return 256 * cluster_ctas(problem, device);

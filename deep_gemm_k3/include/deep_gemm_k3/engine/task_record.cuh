@@ -13,7 +13,8 @@ DG_HOST_DEVICE constexpr uint32_t num_math_warps(const Config& c) {
 // A task as those who work on it find it.
 struct alignas(16) TaskRecord {
     sched::Task task;
-    int num_stages; // 0: there are no more tasks
+    int num_stages;      // 0: there are no more tasks
+    int num_handed_over; // of a routed L1 tile that is shared: tokens that the dispatch warps finish
 };
 static_assert(sizeof(TaskRecord) == plan::kTaskRecordBytes);
 

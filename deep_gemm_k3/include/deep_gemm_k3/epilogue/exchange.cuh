@@ -9,6 +9,9 @@
 // A lane has 8 columns of a token, four lanes a group of 32. The first arrival on `empty` says that the dispatch warps
 // have done everything else: until then their cursors lie where the tile will. A math warpgroup stages other tiles in
 // its half of the same memory, before its first routed L1 tile is in it or after the last one is out of it.
+//
+// The widest tiles leave memory for some of their tokens (plan::shares_tiles): the math warps hand over these and
+// finish the others, and finish all as long as the dispatch warps have something else to do.
 #pragma once
 #include "to_pool.cuh"
 
@@ -20,8 +23,7 @@ struct Exchange {
     static constexpr int kTokens = C.routed_tile.num_tokens;
     static constexpr uint32_t kNumMathWarps = C.num_math_warpgroups * plan::kWarpsPerWarpgroup;
     static_assert(kTokens % 8 == 0);
-    static_assert(plan::roles_memory_bytes(C) - plan::roles_memory::cursors_offset(C) <=
-                  plan::exchange_half_bytes(C) - plan::staging_bytes_per_warpgroup(C));
+    static constexpr int kExchanged = plan::exchange_tokens(C); // the first of the tile
 
     uint32_t base; // shared memory
 
@@ -39,10 +41,15 @@ struct Exchange {
                (((chunk & 7) ^ ((token >> 1) & 3)) << 5);
     }
 
+    // Not zero once the dispatch warps have, or will soon have, nothing else to do.
+    __device__ __forceinline__ uint32_t open() const { return record() + 12; }
+    __device__ __forceinline__ bool is_open() const { return ptx::load_acquire_cta_shared(open()) != 0; }
+
     // Called by one thread before the CTA's first barrier.
     __device__ __forceinline__ void initialize() const {
         ptx::mbarrier_init(full(), kNumMathWarps);
         ptx::mbarrier_init(empty(), plan::kNumDispatchWarps);
+        ptx::store_shared_4(open(), 0);
     }
 };
 
@@ -51,11 +58,11 @@ template <Config C>
 struct ExchangeWriter : Exchange<C> {
     using Base = Exchange<C>;
     uint32_t parity = 0; // of the phase of `empty` that ends when the last tile is out
-    bool has_failed = false;
 
     __device__ __forceinline__ explicit ExchangeWriter(const uint8_t* shared) : Base(shared) {}
 
-    __device__ __forceinline__ void wait_empty() {
+    // `has_failed`: becomes true where the limit passes.
+    __device__ __forceinline__ void wait_empty(bool& has_failed) const {
         has_failed |= ptx::mbarrier_wait_fails(Base::empty(), parity, Base::limit());
     }
     // By all threads; what they wrote is there for whoever sees the phase of `full`.
@@ -70,25 +77,26 @@ struct ExchangeWriter : Exchange<C> {
             ptx::mbarrier_arrive(Base::full());
         parity ^= 1;
     }
-    __device__ __forceinline__ void send(const sched::Task& task, const float (&acc)[2][Base::kTokens / 2]) {
+    __device__ __forceinline__ void send(
+        const sched::Task& task, const float (&acc)[2][Base::kTokens / 2], bool& has_failed) {
         const MathThread me;
-        wait_empty();
+        wait_empty(has_failed);
         const uint32_t tile = Base::base + Base::kLayout.exchange + me.row * 4;
         const uint32_t chunk = 8 * me.warpgroup + 2 * me.warp;
 #pragma unroll
-        for (int j = 0; j < Base::kTokens / 8; ++j)
+        for (int j = 0; j < Base::kExchanged / 8; ++j)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int b = 0; b < 2; ++b)
                     ptx::store_shared_4(tile + Base::chunk_offset(8 * j + 2 * me.pair + i, chunk + b),
                         ptx::float_to_bf16x2(acc[b][4 * j + 2 + i], acc[b][4 * j + i]));
-        hand_over(me, task.block, task.row_tile, task.num_valid_tokens);
+        hand_over(me, task.block, task.row_tile, min_of(task.num_valid_tokens, Base::kExchanged));
     }
     // There are no more tiles.
-    __device__ __forceinline__ void finish() {
+    __device__ __forceinline__ void finish(bool& has_failed) {
         const MathThread me;
-        wait_empty();
+        wait_empty(has_failed);
         hand_over(me, 0, 0, 0);
     }
 };
@@ -162,6 +170,8 @@ struct ExchangeReader : Exchange<C> {
 
     __device__ __forceinline__ void run() {
         const Activate activate(ctx.params.scalars);
+        if (warp == 0 && ctx.lane_idx == 0)
+            ptx::store_release_cta_shared(Base::open(), 1);
         release();
 #pragma unroll 1
         while (true) {

@@ -41,6 +41,7 @@ struct ToPool {
     // instructions; those beyond the tile compute what nobody reads.
     static constexpr int kPass = min_of(kTokens, 32);
     static constexpr int kNumGroups = kPass / 8;
+    static constexpr bool kSharesTiles = plan::shares_tiles(C);
     using Rows = TokenRows<kTokens>;
     using Accumulators = float[2][kTokens / 2];
     using Activate = RoutedActivation<C>;
@@ -50,10 +51,10 @@ struct ToPool {
 
     __device__ __forceinline__ explicit ToPool(const sched::Context& context) : ctx(context) {}
 
-    // Routing weights of the block's tokens.
-    __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows) const {
+    // Routing weights of the block's tokens from `first` on.
+    __device__ __forceinline__ void load_rows(const sched::Task& task, Rows& rows, int first = 0) const {
         const auto weight_of = [&](uint32_t token) {
-            return &sched::row_info<C>(ctx, task.block * kTokens + token % kTokens)->weight;
+            return &sched::row_info<C>(ctx, task.block * kTokens + (first + token) % kTokens)->weight;
         };
         if constexpr (sched::can_gather_into_stages(C)) {
             // From this CTA's shared memory where it gathered the rows itself: the others' words may not be there yet.
@@ -131,7 +132,8 @@ struct ToPool {
             ptx::store_matrix_x2_transposed(to, matrix[0], matrix[1]);
         __syncwarp();
         const uint32_t token = me.lane >> 1, block = (me.lane & 1) ^ ((token >> 2) & 1);
-        const bool exists = kTokens % kPass == 0 || first_token + 8 * j + static_cast<int>(token) < kTokens;
+        const bool exists =
+            (kTokens % kPass == 0 && !kSharesTiles) || first_token + 8 * j + static_cast<int>(token) < kTokens;
         if ((kPaired == 2 || me.lane < 16) && exists) {
             const ptx::Vector4 chunk = ptx::load_shared_16(scratch + me.lane * 16);
             *reinterpret_cast<ptx::Vector4*>(tile + plan::operand_chunk_offset(first_token + 8 * j + token,
@@ -140,28 +142,35 @@ struct ToPool {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void finish(const sched::Task& task, Rows& rows, Accumulators& acc) const {
+    // The tokens from `begin` on, which is 0 or, of a tile that is shared, the number of those handed over.
+    __device__ __forceinline__ void finish(const sched::Task& task, int begin, Rows& rows, Accumulators& acc) const {
         const Activate activate(ctx.params.scalars);
         uint8_t* tile = sched::component<C>(ctx, plan::Component::kPoolIntermediate) +
                         plan::operand_tile_offset(kTokens, C.shape.intermediate, task.block, task.row_tile);
         const int num_tokens = task.num_valid_tokens;
+        if (kSharesTiles && begin != 0) {
+            shift_accumulators<plan::exchange_tokens(C) / 2>(acc[0]);
+            shift_accumulators<plan::exchange_tokens(C) / 2>(acc[1]);
+        }
 #pragma unroll 1
-        for (int first = 0; first < num_tokens; first += kPass) {
+        for (int first = begin; first < num_tokens; first += kPass) {
             uint32_t codes[kNumGroups];
 #pragma unroll
             for (int j = 0; j < kNumGroups; ++j) {
                 codes[j] = activate_group(j, activate, rows, acc);
                 if (me.row == 0)
-                    ptx::store_shared_4(codes_address(me.warp) + first * 2 + j * 16, codes[j]);
+                    ptx::store_shared_4(codes_address(me.warp) + (first - begin) * 2 + j * 16, codes[j]);
             }
             me.sync();
 #pragma unroll
             for (int j = 0; j < kNumGroups; ++j)
-                codes[j] =
-                    ptx::max_u16x2(codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + first * 2 + j * 16));
+                codes[j] = ptx::max_u16x2(
+                    codes[j], ptx::load_shared_4(codes_address(me.warp ^ 1) + (first - begin) * 2 + j * 16));
 #pragma unroll
             for (int j = 0; j < kNumGroups; j += 2)
                 store_groups(j, first, &codes[j], acc, tile);
+            if (kSharesTiles && first + kPass >= num_tokens) // there are many to move for nothing
+                break;
             rows.advance();
             shift_accumulators<kPass / 2>(acc[0]);
             shift_accumulators<kPass / 2>(acc[1]);
@@ -169,7 +178,7 @@ struct ToPool {
         ptx::fence_proxy_async_global();
         me.sync();
         if (me.thread == 0)
-            sync::arrive_block_l1_done<C>(ctx, task.block);
+            sync::arrive_block_l1_done<C>(ctx, task.block, kSharesTiles && begin == 0 ? 2 : 1);
     }
 };
 

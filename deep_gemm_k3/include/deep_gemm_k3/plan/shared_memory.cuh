@@ -3,7 +3,8 @@
 // [stages: num_stages x stage_bytes][staging: one slice per math warpgroup][scale codes][tasks][barriers][roles]
 // or, where the dispatch warps finish the routed L1 tiles,
 // [stages][tasks][barriers][roles: all but the dispatch warps' cursors][exchange: a tile's sums, the cursors at first]
-// with each warpgroup's staging at the end of its half of the exchange.
+// with each warpgroup's staging at the end of its half of the exchange; or, where they finish a part of each,
+// [stages][staging][scale codes][tasks][barriers][roles][exchange].
 // A stage holds, for a routed tile, tokens then one weight unit per 64 rows (SM90), or weights, tokens with their
 // scales, scales of the weights (SM100); for a shared-expert tile, weights then tokens.
 #pragma once
@@ -113,21 +114,40 @@ DG_HOST_DEVICE constexpr int barrier_bytes(const Config& c) {
 
 // ---- routed L1 tiles that the dispatch warps finish: gates and ups of a tile in BF16. One half for each math
 // warpgroup, which has 64 of the columns; in a half a token's columns lie together, gate and up of each.
-constexpr int kExchangeTokenBytes = kUnitK / 2 * 4;              // in a half
-constexpr int kMinExchangeTokens = 40, kMaxExchangeTokens = 112; // wider tiles leave no memory
-DG_HOST_DEVICE constexpr int exchange_half_bytes(const Config& c) {
-    return c.routed_tile.num_tokens * kExchangeTokenBytes;
+constexpr int kExchangeTokenBytes = kUnitK / 2 * 4; // in a half
+constexpr int kMinExchangeTokens = 40, kMaxExchangeTokens = 112;
+// Wider tiles leave memory for some of their tokens; the math warps finish the others themselves.
+constexpr int kExchangedOfWide = 80;
+DG_HOST_DEVICE constexpr bool is_wide(const Config& c) {
+    return c.routed_tile.num_tokens > kMaxExchangeTokens;
 }
+DG_HOST_DEVICE constexpr int exchange_tokens(const Config& c) {
+    return is_wide(c) ? kExchangedOfWide : c.routed_tile.num_tokens;
+}
+DG_HOST_DEVICE constexpr int exchange_half_bytes(const Config& c) {
+    return exchange_tokens(c) * kExchangeTokenBytes;
+}
+// With more local experts than this allows the widest tile would lose a stage.
+constexpr int kMaxRolesBesideWide = 4096;
 // The dispatch warps' cursors lie where the tile will, beside what a math warpgroup stages: with hundreds of local
 // experts a narrow tile has no room for both.
 DG_HOST_DEVICE constexpr bool has_exchange(const Config& c) {
     return c.arch == Architecture::kSM90 && c.num_ctas_per_sm == 1 && c.routed_tile.num_tokens >= kMinExchangeTokens &&
-           c.routed_tile.num_tokens <= kMaxExchangeTokens && c.splits.routed_l1 == 1 &&
-           roles_memory_bytes(c) - roles_memory::cursors_offset(c) <=
-               exchange_half_bytes(c) - staging_bytes_per_warpgroup(c);
+           c.splits.routed_l1 == 1 &&
+           (is_wide(c) ? roles_memory_bytes(c) <= kMaxRolesBesideWide
+                       : roles_memory_bytes(c) - roles_memory::cursors_offset(c) <=
+                             exchange_half_bytes(c) - staging_bytes_per_warpgroup(c));
+}
+// Whether math and dispatch warps share the tokens of a tile.
+DG_HOST_DEVICE constexpr bool shares_tiles(const Config& c) {
+    return has_exchange(c) && is_wide(c);
+}
+// Whether the math warps stage in the memory of the exchange, and the dispatch warps' cursors lie there.
+DG_HOST_DEVICE constexpr bool overlays_exchange(const Config& c) {
+    return has_exchange(c) && !is_wide(c);
 }
 DG_HOST_DEVICE constexpr int staging_stride(const Config& c) {
-    return has_exchange(c) ? exchange_half_bytes(c) : staging_bytes_per_warpgroup(c);
+    return overlays_exchange(c) ? exchange_half_bytes(c) : staging_bytes_per_warpgroup(c);
 }
 // What the tile is, then the barriers: it is full, it is empty.
 constexpr int kExchangeRecordBytes = 16;
@@ -151,14 +171,17 @@ DG_HOST_DEVICE constexpr SharedMemoryLayout shared_memory_layout(const Config& c
     const int behind_stages = layout.stages + c.num_stages * stage_bytes(c);
     layout.staging = behind_stages;
     layout.scale_codes = layout.staging + c.num_math_warpgroups * staging_bytes_per_warpgroup(c);
-    layout.tasks = has_exchange(c) ? behind_stages : align_up(layout.scale_codes + scale_code_bytes(c), 16);
+    layout.tasks = overlays_exchange(c) ? behind_stages : align_up(layout.scale_codes + scale_code_bytes(c), 16);
     layout.barriers = layout.tasks + task_bytes(c);
     layout.exchange_control = align_up(layout.barriers + barrier_bytes(c), 16);
     layout.scheduler = align_up(layout.exchange_control + (has_exchange(c) ? kExchangeControlBytes : 0), 128);
     layout.total = layout.scheduler + roles_memory_bytes(c);
     if (has_exchange(c)) {
-        layout.exchange = layout.scheduler + align_up(roles_memory::cursors_offset(c), 128);
-        layout.staging = layout.exchange + exchange_half_bytes(c) - staging_bytes_per_warpgroup(c);
+        layout.exchange = layout.total;
+        if (overlays_exchange(c)) {
+            layout.exchange = layout.scheduler + align_up(roles_memory::cursors_offset(c), 128);
+            layout.staging = layout.exchange + exchange_half_bytes(c) - staging_bytes_per_warpgroup(c);
+        }
         layout.total = max_of(layout.total, layout.exchange + 2 * exchange_half_bytes(c));
     }
     return layout;

@@ -13,13 +13,15 @@
 
 namespace deep_gemm_k3::sync {
 
-// Each math warpgroup of a tile arrives for its own rows.
+// Each math warpgroup of a tile arrives for its own rows; twice, or the dispatch warps for it, where they may finish
+// some of its tokens.
 DG_HOST_DEVICE constexpr uint32_t num_l1_arrivals(const Config& c, sched::Phase phase, const TileShape& tile) {
     const int rows_per_warpgroup = tile.num_rows / (c.num_math_warpgroups * c.num_cluster_ctas);
     return ceil_div(sched::num_weight_rows(c, phase), rows_per_warpgroup);
 }
 template <Config C>
-constexpr uint32_t kNumL1Arrivals = num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile);
+constexpr uint32_t kNumL1Arrivals =
+    num_l1_arrivals(C, sched::Phase::kRoutedL1, C.routed_tile) * (plan::shares_tiles(C) ? 2 : 1);
 // Splits that share a tile arrive one by one.
 template <Config C>
 __device__ __forceinline__ uint32_t num_shared_l1_arrivals(const sched::Context& ctx) {

@@ -17,7 +17,6 @@ namespace deep_gemm_k3::engine {
 
 // Without an exchange the math warps finish every tile themselves.
 struct NoExchange {
-    static constexpr bool has_failed = false;
     __device__ __forceinline__ explicit NoExchange(const uint8_t*) {}
 };
 template <bool kHasExchange, Config C>
@@ -46,6 +45,11 @@ __device__ __forceinline__ void run_mainloop(const sched::Context& ctx, const Ta
 }
 
 template <Config C>
+__device__ __forceinline__ int num_handed_over(const TaskRecord& record) {
+    return plan::shares_tiles(C) ? record.num_handed_over : 0;
+}
+
+template <Config C>
 __device__ __forceinline__ void consume_routed(
     const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline, ExchangeOf<C>& exchange) {
     const sched::Task& task = record.task;
@@ -62,8 +66,8 @@ __device__ __forceinline__ void consume_routed(
     // The first stage has arrived, and whoever gathered its tokens wrote their row information before.
     if (!is_l1)
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
-    else if constexpr (!plan::has_exchange(C))
-        epilogue::ToPool<C>(ctx).load_rows(task, rows);
+    else if constexpr (!plan::overlays_exchange(C))
+        epilogue::ToPool<C>(ctx).load_rows(task, rows, num_handed_over<C>(record));
     run_mainloop<C, C.routed_tile.num_tokens>(ctx, record, pipeline, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
     if constexpr (epilogue::can_split(C.routed_tile) && (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1)) {
@@ -71,16 +75,16 @@ __device__ __forceinline__ void consume_routed(
         if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
             return;
     }
-    if constexpr (plan::has_exchange(C)) {
-        if (is_l1) {
-            exchange.send(task, acc);
-            return;
-        }
-        exchange.wait_empty();
-    } else if (is_l1) {
-        epilogue::ToPool<C>(ctx).finish(task, rows, acc);
+    if (is_l1) {
+        if constexpr (plan::has_exchange(C))
+            if (plan::overlays_exchange(C) || num_handed_over<C>(record) != 0)
+                exchange.send(task, acc, pipeline.has_failed);
+        if constexpr (!plan::overlays_exchange(C))
+            epilogue::ToPool<C>(ctx).finish(task, num_handed_over<C>(record), rows, acc);
         return;
     }
+    if constexpr (plan::overlays_exchange(C))
+        exchange.wait_empty(pipeline.has_failed);
     epilogue::ToPeer<C>(ctx).finish(task, rows, acc);
 }
 
@@ -105,8 +109,8 @@ __device__ __forceinline__ void consume_shared(
         if constexpr (epilogue::can_split(C.shared_tile) && C.splits.shared_l2 > 1)
             if (task.num_splits > 1 && !Splits::run(ctx, task, acc))
                 return;
-        if constexpr (plan::has_exchange(C))
-            exchange.wait_empty();
+        if constexpr (plan::overlays_exchange(C))
+            exchange.wait_empty(pipeline.has_failed);
         epilogue::SharedToOutput<C>(ctx).finish(task, acc);
     }
 }
@@ -130,8 +134,8 @@ __device__ __forceinline__ void consume(const sched::Context& ctx) {
         debug::mark(ctx, debug::Event::kFinished);
     }
     if constexpr (plan::has_exchange(C))
-        exchange.finish();
-    if (pipeline.has_failed || exchange.has_failed)
+        exchange.finish(pipeline.has_failed);
+    if (pipeline.has_failed)
         sync::note_fault(ctx, sync::Fault::kTimeout, {sync::Role::kMath, sync::What::kStage, pipeline.stage}, 0, 0);
 }
 

@@ -9,6 +9,7 @@
 //              per further stage: wait empty, expect all bytes, copies
 #pragma once
 #include "../../debug/timeline.cuh"
+#include "../../epilogue/exchange.cuh"
 #include "../../plan/operand_tile.cuh"
 #include "../../ptx/copy.cuh"
 #include "../../sched/task.cuh"
@@ -249,6 +250,8 @@ struct Producer {
         TaskRecord& record = pipeline.next_record(ctx);
         record.task = task;
         record.num_stages = num_stages;
+        if constexpr (plan::shares_tiles(C))
+            record.num_handed_over = epilogue::Exchange<C>(ctx.shared).is_open() ? plan::exchange_tokens(C) : 0;
         return &record;
     }
     // True when the task is on its way, all of it.
