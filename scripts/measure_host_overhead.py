@@ -41,6 +41,7 @@ def entries(device: str) -> dict[str, Callable[[], None]]:
     buffer = dg.get_symm_buffer_for_mega_moe(
         None, SHAPE.experts, 384, SHAPE.topk, SHAPE.hidden, SHAPE.intermediate,
         bf16_shared_intermediate_hidden=SHAPE.shared_intermediate, device=device,
+        target=None if device == "cuda" else "sm_90a",
     )  # fmt: skip
     torch.ops.deep_gemm_k3.set_route(buffer.handle, "none")
     buffer.topk_idx.fill_(-1)
