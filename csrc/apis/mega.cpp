@@ -199,8 +199,7 @@ void warm_up(int64_t handle, std::string options) {
     telling_peers(buffer, [&] {
         call.entry = static_cast<checks::Entry>(given.int_at("entry") & 3);
         call.activation = given.string_or("activation", "swiglu");
-        if (call.activation != "swiglu" && call.activation != "situ")
-            throw std::runtime_error(checks::message("activation", "'swiglu' or 'situ'", "'" + call.activation + "'"));
+        checks::check_activation(call);
         call.fast_math = given.bool_or("fast_math", true);
         call.batch_invariant = given.bool_or("batch_invariant", false);
         if (given.bool_or("has_clamp", false))

@@ -125,6 +125,8 @@ struct Call {
 void check_call(const Call& call);
 // The same for values that had to be read from the device; call.values says which there are.
 void check_values(const Call& call);
+// Only the rules about the activation's name: all that can be asked of a warm-up's, which has no tensors.
+void check_activation(const Call& call);
 // JSON array of all checks: id, name, wanted, where ("host", "values", "kernel"), entries.
 std::string list_checks();
 

@@ -132,9 +132,10 @@ void check_absent(const Call& call) {
     }
 }
 
-void check_rules(const Call& call, Stage stage) {
+// All rules of a stage, or those about one name.
+void check_rules(const Call& call, Stage stage, std::string_view name = {}) {
     for (const Rule& rule : rules()) {
-        if (rule.stage != stage || (rule.entries & mask_of(call.entry)) == 0)
+        if (rule.stage != stage || (rule.entries & mask_of(call.entry)) == 0 || (!name.empty() && rule.name != name))
             continue;
         if (const std::optional<std::string> given = rule.broken(call))
             fail(call, rule.name, rule.wanted, *given, rule.id);
@@ -207,6 +208,10 @@ void check_call(const Call& call) {
     check_rules(call, Stage::kWidths);
     check_tensors(call, false);
     check_rules(call, Stage::kWhole);
+}
+
+void check_activation(const Call& call) {
+    check_rules(call, Stage::kArguments, "activation");
 }
 
 void check_values(const Call& call) {
