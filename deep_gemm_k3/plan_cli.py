@@ -80,7 +80,7 @@ def plan(
     try:
         planned = Plan.make(device=device.value, **problem)
         configs = all_configs(problem)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         typer.echo(str(error).splitlines()[0], err=True)
         raise typer.Exit(2) from None
     if as_json:

@@ -10,6 +10,8 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
+from .arguments import is_int, shown
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -85,10 +87,12 @@ def mega_moe(device: str = "cuda", index: int = 0) -> Capability:
     """The fused call can run on tensors of this device type."""
     if not (loaded := extension()):
         return loaded
-    if device == "cpu":
+    if isinstance(device, str) and device == "cpu":
         return Capability(True, "CPU tensors: the emulator executes the kernel's PTX")
-    if device != "cuda":
-        return Capability(False, f"device: wanted 'cpu' or 'cuda', given {device!r}")
+    if not isinstance(device, str) or device != "cuda":
+        return Capability(False, f"device: wanted 'cpu' or 'cuda', given {shown(device)}")
+    if not is_int(index) or not 0 <= index < 2**31:
+        return Capability(False, f"index: wanted the number of a CUDA device, given {shown(index)}")
     target = device_target(index)
     if not target:
         return target
@@ -103,10 +107,12 @@ def mega_moe(device: str = "cuda", index: int = 0) -> Capability:
 
 def publication(num_ranks: int, shared_hidden: int, mode: str = "rs") -> Capability:
     """A publication mode ('rs' by columns, 'sp_rs' by tokens) fits these widths."""
-    if mode not in ("rs", "sp_rs"):
-        return Capability(False, f"mode: wanted 'rs' or 'sp_rs', given {mode!r}")
-    if num_ranks < 1 or shared_hidden < 1 or shared_hidden % 128 != 0:
-        return Capability(False, f"shared hidden: wanted a multiple of 128, given {shared_hidden} on {num_ranks} ranks")
+    if not isinstance(mode, str) or mode not in ("rs", "sp_rs"):
+        return Capability(False, f"mode: wanted 'rs' or 'sp_rs', given {shown(mode)}")
+    if not is_int(num_ranks) or num_ranks < 1:
+        return Capability(False, f"num_ranks: wanted an integer of at least 1, given {shown(num_ranks)}")
+    if not is_int(shared_hidden) or shared_hidden < 1 or shared_hidden % 128 != 0:
+        return Capability(False, f"shared_hidden: wanted a multiple of 128, given {shown(shared_hidden)}")
     if mode == "rs" and (shared_hidden % num_ranks != 0 or shared_hidden // num_ranks % 8 != 0):
         return Capability(
             False, f"shared hidden {shared_hidden} does not give {num_ranks} ranks a multiple of 8 columns"

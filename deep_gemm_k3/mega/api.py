@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import ops
+from ..arguments import is_int, is_number, shown
 from .buffer import SymmBuffer
 
 _mega_moe = ops.mega_moe
@@ -65,6 +66,8 @@ def fp8_fp4_mega_moe(
     (FP8-scaled shared experts are not served). ``activation_clamp`` bounds gate from above and up on both sides.
     """
     try:
+        numbers = activation_clamp, situ_beta, situ_linear_beta
+        _require_kinds(recipe, activation, validate, fast_math, batch_invariant, numbers)
         (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
             y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle, _ROUTED,
@@ -104,6 +107,8 @@ def fp8_fp4_mega_moe_bf16_shared(
     up]; ``shared_l2_weights``: BF16 [Hs, Is]. S is independent of T, up to the buffer's ``num_max_shared_tokens``.
     """
     try:
+        numbers = rms_epsilon, situ_beta, situ_linear_beta
+        _require_kinds(recipe, activation, validate, fast_math, batch_invariant, numbers)
         (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
             y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle, _DENSE,
@@ -147,6 +152,8 @@ def fp8_fp4_mega_moe_bf16_shared_rs(
     S must be equal on all ranks. Work ordered after the call on every rank sees the whole payload.
     """
     try:
+        numbers = rms_epsilon, situ_beta, situ_linear_beta
+        _require_kinds(recipe, activation, validate, fast_math, batch_invariant, numbers)
         (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
             y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle,
@@ -187,6 +194,8 @@ def fp8_fp4_mega_moe_bf16_shared_sp_rs(
     ``shared_rs_workspace``: BF16 [generations >= 1, tokens >= S / ranks, ranks, Hs].
     """
     try:
+        numbers = rms_epsilon, situ_beta, situ_linear_beta
+        _require_kinds(recipe, activation, validate, fast_math, batch_invariant, numbers)
         (l1, l1_sf), (l2, l2_sf) = l1_weights, l2_weights
         _mega_moe(
             y, l1, l1_sf, l2, l2_sf, sym_buffer.buffer, sym_buffer.handle,
@@ -199,14 +208,41 @@ def fp8_fp4_mega_moe_bf16_shared_sp_rs(
 
 
 # ---------------------------------------------------------------------------------------------------- when it went wrong
-def _first(weights: Any) -> torch.Tensor | None:
-    return weights[0] if isinstance(weights, tuple) else weights
+def _first(weights: Any) -> Any:
+    """The tensor of a pair, so that the checks can name a shared expert that is given where none is served."""
+    return weights[0] if isinstance(weights, tuple | list) and weights else weights
+
+
+def _require_kinds(
+    recipe: Any, activation: Any, validate: Any, fast_math: Any, batch_invariant: Any, numbers: tuple[Any, ...]
+) -> None:
+    """Raise for what torch would convert to the operator's types without a word; `_raise_explained` finds the name."""
+    for number in numbers:
+        if number is not None and type(number) is not float and not is_number(number):
+            raise _OtherKind
+    flags = isinstance(fast_math, bool) and isinstance(batch_invariant, bool)
+    if not (flags and isinstance(activation, str) and isinstance(validate, str) and _is_recipe(recipe)):
+        raise _OtherKind
+
+
+def _is_recipe(given: Any) -> bool:
+    """Whole numbers in a row; which ones they are is for the checks to say."""
+    if type(given) is not tuple and not isinstance(given, tuple | list):
+        return False
+    for item in given:  # noqa: SIM110 (an all() over a generator takes twice the time, on every call)
+        if type(item) is not int and not is_int(item):
+            return False
+    return True
+
+
+class _OtherKind(TypeError):
+    """An argument is of another kind than the documented one."""
 
 
 _PAIRS = ("l1_weights", "l2_weights")
 _OPTIONAL_TENSORS = {"cumulative_local_expert_recv_stats"}
 _NOT_TENSORS = {"sym_buffer", "recipe", "activation", "activation_clamp", "fast_math", "situ_beta", "situ_linear_beta"}
-_NOT_TENSORS |= {"rms_epsilon", "batch_invariant", "validate", "error"}
+_NOT_TENSORS |= {"rms_epsilon", "batch_invariant", "validate", "error", "numbers"}
 _NUMBERS = ("rms_epsilon", "activation_clamp", "situ_beta", "situ_linear_beta")
 
 
@@ -258,23 +294,24 @@ def _type_fault(arguments: dict[str, Any]) -> str | None:
             )
             wanted = "a pair (weight, sf) of tensors"
         elif name in _NUMBERS:
-            good = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+            good = value is None or is_number(value)
             wanted = "a number"
         elif name in ("activation", "validate"):
             good, wanted = isinstance(value, str), "a string"
         elif name == "recipe":
-            good = isinstance(value, tuple | list) and all(isinstance(item, int) for item in value)
-            wanted = "(1, 1, 32)"
+            good, wanted = _is_recipe(value), "(1, 1, 32)"
         elif name in ("fast_math", "batch_invariant"):
             good, wanted = isinstance(value, bool), "True or False"
-        elif name in _NOT_TENSORS or (routed and name.startswith("shared_")):
+        elif name in _NOT_TENSORS:
             continue
+        elif routed and name.startswith("shared_"):
+            good, wanted = value is None or isinstance(_first(value), torch.Tensor), "None"
         else:
             # None stands for an absent tensor; whether one may be absent is checked with the rest.
             good = isinstance(value, torch.Tensor) or (value is None and name != "y")
             wanted = "a tensor"
         if not good:
-            return f"{name}: wanted {wanted}, given {value if value is None else type(value).__name__}"
+            return f"{name}: wanted {wanted}, given {shown(value)}"
     return None
 
 
@@ -285,7 +322,7 @@ def _raise_explained(error: Exception, entry: str, arguments: dict[str, Any]) ->
         raise pending
     buffer = arguments["sym_buffer"]
     if not isinstance(buffer, SymmBuffer):
-        raise TypeError(f"{entry}: sym_buffer: wanted a SymmBuffer, given {type(buffer).__name__}") from error
+        raise TypeError(f"{entry}: sym_buffer: wanted a SymmBuffer, given {shown(buffer)}") from error
     fault = _type_fault(arguments) or _storage_faults(arguments) or _schema_fault(error)
     if fault is None:
         raise error

@@ -6,13 +6,13 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 
 from .. import envs
 from .._extension import ops
+from ..arguments import ACTIVATIONS, TARGETS, check_choice, check_int, check_int32, refuse_value
 from .group import Group, check_timeout
 from .local_world import LocalRank
 
@@ -20,8 +20,6 @@ TOKEN_ALIGNMENT = 384
 MAX_BYTES = 2**40
 MAX_TOKENS = 2**20 // TOKEN_ALIGNMENT * TOKEN_ALIGNMENT
 EMULATED_SMS = 4
-TARGETS = ("sm_90a", "sm_100a")
-ACTIVATIONS = ("swiglu", "situ")
 
 
 @dataclass(frozen=True)
@@ -73,40 +71,23 @@ class Layout:
         return cls(table["total_bytes"], {row["name"]: (row["offset"], row["bytes"]) for row in table["components"]})
 
 
-def refuse_value(name: str, wanted: str, given: object) -> ValueError:
-    """The error for an argument: its name, what was wanted and what was given."""
-    return ValueError(f"{name}: wanted {wanted}, given {given!r}")
-
-
-def check_int(name: str, given: object, low: int, high: int, multiple: int = 1) -> int:
-    """`given` if it is an integer, numpy's included, in low..high and divisible by `multiple`, else an error that says so."""
-    if isinstance(given, Integral) and not isinstance(given, bool):
-        value = int(given)
-        if low <= value <= high and value % multiple == 0:
-            return value
-    what = f"a multiple of {multiple}" if multiple > 1 else "an integer"
-    raise refuse_value(name, f"{what} in {low}..{high}", given)
-
-
 def _whole(given: Mapping[str, Any], name: str) -> int:
     """An integer argument; whether its value fits is for the host library to say."""
-    return check_int(name, given[name], -(2**31), 2**31 - 1)
+    return check_int32(name, given[name])
 
 
 def _check_choices(given: Mapping[str, object]) -> None:
     """The arguments of which this package serves only some of upstream's values."""
-    if given["num_shared_experts"] != 0:
+    if _whole(given, "num_shared_experts") != 0:
         raise refuse_value(
             "num_shared_experts",
             "0: FP8-scaled shared experts are not served, BF16 ones go by bf16_shared_intermediate_hidden",
             given["num_shared_experts"],
         )
-    if given["use_fp8_dispatch"] not in (None, True):
+    if given["use_fp8_dispatch"] is not None and given["use_fp8_dispatch"] is not True:
         raise refuse_value("use_fp8_dispatch", "None or True: tokens are dispatched in FP8", given["use_fp8_dispatch"])
-    if given["mma_type"] != "fp8xfp4":
-        raise refuse_value("mma_type", "'fp8xfp4'", given["mma_type"])
-    if given["activation"] not in ACTIVATIONS:
-        raise refuse_value("activation", "'swiglu' or 'situ'", given["activation"])
+    check_choice("mma_type", given["mma_type"], ("fp8xfp4",))
+    check_choice("activation", given["activation"], ACTIVATIONS)
 
 
 def pick_device(group: Group, device: object) -> torch.device:
@@ -114,7 +95,7 @@ def pick_device(group: Group, device: object) -> torch.device:
     if device is not None:
         try:
             chosen = torch.device(device)  # type: ignore[call-overload]
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise refuse_value("device", "a CPU or CUDA device", device) from error
     else:
         backend = getattr(group.handle, "name", None)
@@ -146,9 +127,7 @@ def _pick_target(device: torch.device, asked: object) -> str:
     if asked is None:
         return target_of(device)
     choices = TARGETS if device.type == "cpu" else (target_of(device),)
-    if asked not in choices:
-        raise refuse_value("target", f"{' or '.join(choices)} for tensors on {device.type}", asked)
-    return str(asked)
+    return check_choice("target", asked, choices, f" for tensors on {device.type}")
 
 
 def _sm_share(group: Group, device: torch.device, num_sms: int | None) -> int:

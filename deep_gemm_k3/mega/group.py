@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .. import envs
+from ..arguments import is_number, refuse_value
 
 
 class GroupError(RuntimeError):
@@ -63,8 +64,8 @@ class Record:
 
 def check_timeout(timeout_s: float) -> float:
     """Return `timeout_s` if it is a finite positive number, else raise."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < 1e9:
-        raise ValueError(f"timeout_s: wanted a number of seconds above 0 and below 1e9, given {timeout_s!r}")
+    if not is_number(timeout_s) or not 0 < timeout_s < 1e9:
+        raise refuse_value("timeout_s", "a number of seconds above 0 and below 1e9", timeout_s)
     return float(timeout_s)
 
 

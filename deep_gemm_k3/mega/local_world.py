@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
+from ..arguments import check_int, refuse_value
 from .group import Group, GroupError, GroupTimeout, Record, WrongThread, check_timeout, rank_list
 
+# More than any buffer takes; each is a thread.
+MAX_RANKS = 1024
 # How often a wait looks at what its caller wants looked at.
 _POLL_S = 0.02
 # How long the other ranks may finish on their own after one has failed, before waits in their buffers are aborted.
@@ -187,8 +190,7 @@ class LocalWorld:
     """
 
     def __init__(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"size: wanted a number of ranks of at least 1, given {size!r}")
+        size = check_int("size", size, 1, MAX_RANKS)
         self._world = _World(size)
         self._ranks = tuple(LocalRank(self._world, rank) for rank in range(size))
         self._queues: list[queue.SimpleQueue[Any]] = []
@@ -218,6 +220,8 @@ class LocalWorld:
         are told, so none is stranded. When ranks are still running after `timeout_s`, `GroupTimeout` names them.
         """
         limit = check_timeout(timeout_s)
+        if not callable(fn):
+            raise refuse_value("fn", "a function of a rank", fn)
         if self._process != os.getpid():
             raise GroupError(
                 "local world: wanted the process that made it, given one forked from it, without its threads"

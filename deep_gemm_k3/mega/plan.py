@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import envs
 from .._extension import ops
+from ..arguments import check_bool, check_choice, check_int, check_int32, check_text, refuse_value, shown
 
 if TYPE_CHECKING:
     from ..jit.source import KernelSource
@@ -26,12 +27,44 @@ ENTRIES = {
     "hidden_sharded": "fp8_fp4_mega_moe_bf16_shared_rs",
     "token_owner": "fp8_fp4_mega_moe_bf16_shared_sp_rs",
 }
+# What a problem is made of, by kind. Names that are in none of these are for the host library to refuse.
+_COUNTS = ("num_ranks", "num_experts", "num_topk", "num_max_tokens_per_rank", "num_max_shared_tokens", "hidden",
+           "intermediate_hidden", "shared_intermediate_hidden", "shared_hidden", "num_tokens", "num_shared_tokens",
+           "max_tokens", "max_shared_tokens", "num_sms")  # fmt: skip
+_FLAGS = ("has_clamp", "fast_math", "has_rms_norm", "has_statistics", "batch_invariant", "whole_device", "traced")
+_NAMES = ("shared_output", "activation", "target")
 _WHAT = {
     "routed_l1": "routed L1",
     "routed_l2": "routed L2",
     "shared_l1": "shared L1",
     "shared_l2": "shared L2",
 }
+
+
+def problem_json(problem: Mapping[str, Any]) -> str:
+    """A problem for the host library, each value of its kind (which names there are, and what range, it knows itself)."""
+    checked: dict[str, Any] = {}
+    for name, value in problem.items():
+        if name in _FLAGS:
+            checked[name] = check_bool(name, value)
+        elif name in _NAMES:
+            checked[name] = check_text(name, value)
+        elif name == "overrides":
+            checked[name] = _checked_overrides(value)
+        else:
+            checked[name] = check_int32(name, value) if name in _COUNTS else value
+    return json.dumps(checked)
+
+
+def _checked_overrides(given: object, name: str = "overrides") -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise refuse_value(name, "choices by name", given)
+    return {
+        key: _checked_overrides(value, f"{name}.{key}")
+        if key == "splits"
+        else check_int(f"{name}.{key}", value, 0, 2**31 - 1)
+        for key, value in given.items()
+    }
 
 
 def mebibytes(num_bytes: int) -> str:
@@ -59,11 +92,13 @@ class Plan:
         device's other SMs), overrides (of the planner's choices, for measurements: routed_tokens, shared_tokens,
         shared_rows, num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
         """
-        return cls(json.loads(ops().plan_explain(json.dumps(problem))), device, envs.CPU_EXECUTOR.get())
+        check_choice("device", device, ("cuda", "cpu"))
+        return cls(json.loads(ops().plan_explain(problem_json(problem))), device, envs.CPU_EXECUTOR.get())
 
     @classmethod
     def of(cls, sym_buffer: SymmBuffer, num_tokens: int, **options: Any) -> Plan:
         """The plan of a call on ``sym_buffer`` with ``num_tokens`` routed tokens; ``options`` as for ``make``."""
+        _require_buffer(sym_buffer)
         made = cls.make(
             **{**problem_of(sym_buffer), "num_tokens": num_tokens, **options}, device=sym_buffer.device.type
         )
@@ -152,6 +187,13 @@ def _tile(tile: Mapping[str, int]) -> str:
     return f"{tile['num_rows']} rows x {tile['num_tokens']} tokens x {tile['num_k']} k"
 
 
+def _require_buffer(given: object) -> None:
+    from .buffer import SymmBuffer
+
+    if not isinstance(given, SymmBuffer):
+        raise TypeError(f"sym_buffer: wanted a SymmBuffer, given {shown(given)}")
+
+
 def problem_of(sym_buffer: SymmBuffer) -> dict[str, Any]:
     """What a buffer fixes of a problem."""
     return {
@@ -184,7 +226,7 @@ def all_configs(problem: Mapping[str, Any]) -> list[dict[str, Any]]:
     ``max_tokens`` and ``max_shared_tokens`` in ``problem`` narrow the range. Each has ``config`` (by field name),
     ``literal`` (for the JIT) and ``launch`` (grid, block, cluster, shared bytes).
     """
-    found: list[dict[str, Any]] = json.loads(ops().all_configs(json.dumps(dict(problem))))
+    found: list[dict[str, Any]] = json.loads(ops().all_configs(problem_json(problem)))
     return found
 
 
@@ -241,24 +283,25 @@ def warmup(
     'hidden_sharded' (rs) or 'token_owner' (sp_rs).
     """
     from .. import ops as lent
-    from .buffer import SymmBuffer
 
-    if not isinstance(sym_buffer, SymmBuffer):
-        raise TypeError(f"sym_buffer: wanted a SymmBuffer, given {type(sym_buffer).__name__}")
-    if shared_output not in ENTRIES:
-        message = f"shared_output: wanted one of {', '.join(ENTRIES)}, given {shared_output!r}"
+    _require_buffer(sym_buffer)
+    try:
+        check_choice("shared_output", shared_output, ENTRIES)
+        options = {
+            "entry": list(ENTRIES).index(shared_output),
+            "shared_hidden": check_int("shared_hidden", shared_hidden, 0, 2**31 - 1),
+            "activation": ("swiglu" if shared_output == "none" else "situ")
+            if activation is None
+            else check_text("activation", activation),
+            "has_clamp": check_bool("has_clamp", has_clamp),
+            "fast_math": check_bool("fast_math", fast_math),
+            "has_statistics": check_bool("has_statistics", has_statistics),
+            "batch_invariant": check_bool("batch_invariant", batch_invariant),
+        }
+    except ValueError as error:
         if sym_buffer.num_ranks > 1:
-            sym_buffer.abort_peers(f"warmup: {message}")
-        raise ValueError(message)
-    options = {
-        "entry": list(ENTRIES).index(shared_output),
-        "shared_hidden": shared_hidden,
-        "activation": activation or ("swiglu" if shared_output == "none" else "situ"),
-        "has_clamp": has_clamp,
-        "fast_math": fast_math,
-        "has_statistics": has_statistics,
-        "batch_invariant": batch_invariant,
-    }
+            sym_buffer.abort_peers(f"warmup: {error}")
+        raise
     try:
         ops().warm_up(sym_buffer.handle, json.dumps(options))
     except RuntimeError as error:

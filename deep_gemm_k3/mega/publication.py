@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from ..arguments import check_int, refuse_value
 from .buffer import SymmBuffer, own_stream
-from .buffer_spec import check_int, pick_device, refuse_value
+from .buffer_spec import pick_device
 from .group import Group, Unique, as_group, check_equal
 from .memory import RankMemory, allocate, refusing, settle
 
@@ -30,7 +31,7 @@ _TAG = "PublicationWorkspace"
 def _shape(group: Group, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the workspace, from checked arguments."""
     mode, ranks = given["mode"], group.size
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise refuse_value("mode", "'rs' (hidden-sharded) or 'sp_rs' (token-owner)", mode)
     tokens = check_int("num_max_tokens", given["num_max_tokens"], 1, 2**24)
     generations = check_int("num_generations", given["num_generations"], MODES[mode], 2**16)

@@ -32,14 +32,15 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from .. import envs
+from ..arguments import ACTIVATIONS, TARGETS, check_choice, shown
 from ..utils.math import ceil_div
 from ..utils.quantize import pack_ue8m0, unpack_ue8m0
+from .buffer_spec import target_of
 
 WeightPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Weights = TypeVar("Weights", torch.Tensor, WeightPair)
 
-TARGETS = ("sm_90a", "sm_100a")
+default_target = target_of  # the layout that tensors on a device get
 CHECKPOINT = "checkpoint"
 UNIT_ROWS = 64
 UNIT_K = 128
@@ -49,7 +50,6 @@ SM90_MIN_EXPONENT = -124
 SM90_MAX_EXPONENT = 9
 _SM90_SCALE_BIAS = 245
 _UE8M0_BIAS = 127
-_ACTIVATIONS = ("swiglu", "situ")
 
 # Distance, in bits to the left, from a field's place in its word to the BF16 half; pair 3 is split over both words.
 _ROTATIONS = (0, 4, 10)
@@ -265,31 +265,23 @@ def logical_shape(weight: torch.Tensor, sf: torch.Tensor) -> tuple[int, int, int
     return weight.size(0), weight.size(1), weight.size(2) * 2
 
 
-def default_target(device: torch.device) -> str:
-    """The target whose layout tensors on ``device`` get: the GPU's architecture, or on the CPU the emulated one."""
-    if device.type != "cuda":
-        return envs.CPU_TARGET.get()
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) == (9, 0):
-        return "sm_90a"
-    if major == 10:
-        return "sm_100a"
-    raise ValueError(f"device: wanted compute capability 9.0 or 10.x, given {major}.{minor} ({device})")
-
-
 def _canonical_target(target: str | None, device: torch.device) -> str:
     if target is None:
         return default_target(device)
-    name = "sm_100a" if target == "sm_100f" else target
-    if name not in TARGETS:
-        raise ValueError(f"target: wanted one of {', '.join(TARGETS)}, given {target!r}")
-    return name
+    return check_choice("target", "sm_100a" if isinstance(target, str) and target == "sm_100f" else target, TARGETS)
 
 
 # -------------------------------------------------------------------------------------------------------------- public
+_ONE_OF_EACH = "l1, l2: wanted two (weight, sf) pairs or two BF16 matrices, given one of each"
+
+
+def _require_pairs(**pairs: object) -> None:
+    for name, pair in pairs.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
+            raise TypeError(f"{name}: wanted a pair (weight, sf) of tensors, given {shown(pair)}")
+
+
 def _check_pair(name: str, pair: WeightPair, gated: bool) -> None:
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
-        raise TypeError(f"{name}: wanted a pair (weight, sf) of tensors, given {type(pair).__name__}")
     if odd := [t for t in pair if t.layout != torch.strided or t.device.type not in ("cpu", "cuda")]:
         given = f"{str(odd[0].layout).removeprefix('torch.')} on {odd[0].device}"
         raise ValueError(f"{name}: wanted strided tensors in CPU or CUDA memory, given {given}")
@@ -359,12 +351,12 @@ def transform_weights_for_mega_moe(
     scale without exact form on the target, by expert, row and block: outside [2^-124, 2^9] on sm_90a, NaN anywhere.
     Temporary memory stays below one expert's weights.
     """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation: wanted one of {', '.join(_ACTIVATIONS)}, given {activation!r}")
+    check_choice("activation", activation, ACTIVATIONS)
     if isinstance(l1, torch.Tensor) and isinstance(l2, torch.Tensor):
         return _shared_unchanged(l1, l2)
     if isinstance(l1, torch.Tensor) or isinstance(l2, torch.Tensor):
-        raise TypeError("l1, l2: wanted two (weight, sf) pairs or two BF16 matrices, given one of each")
+        raise TypeError(_ONE_OF_EACH)
+    _require_pairs(l1=l1, l2=l2)
     for name, pair in (("l1", l1), ("l2", l2)):
         _check_pair(name, pair, gated=name == "l1")
     (experts, n1, k1), (experts2, n2, k2) = logical_shape(*l1), logical_shape(*l2)
@@ -390,8 +382,11 @@ def restore_weights_from_mega_moe(
 ) -> tuple[torch.Tensor | WeightPair, torch.Tensor | WeightPair]:
     """The inverse of :func:`transform_weights_for_mega_moe`: checkpoint layout, weight uint8 [E, N, K / 2] and UE8M0 codes
     uint8 [E, N, K / 32]; BF16 matrices unchanged."""
-    if isinstance(l1, torch.Tensor) or isinstance(l2, torch.Tensor):
+    if isinstance(l1, torch.Tensor) and isinstance(l2, torch.Tensor):
         return l1, l2
+    if isinstance(l1, torch.Tensor) or isinstance(l2, torch.Tensor):
+        raise TypeError(_ONE_OF_EACH)
+    _require_pairs(l1=l1, l2=l2)
     restored = []
     for pair, gated in ((l1, True), (l2, False)):
         experts = [expert_weights(*pair, expert, gated) for expert in range(pair[0].size(0))]

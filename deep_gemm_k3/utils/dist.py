@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from .. import envs
+from ..arguments import check_int
 
 
 def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.ProcessGroup]:
@@ -18,8 +19,8 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, dist.Pro
     backend is NCCL and the device of that number becomes the current one, and CUDA torch's default device; without CUDA it
     is gloo. Either way BF16 becomes torch's default dtype, on which callers of upstream's function rely.
     """
-    if not 0 <= local_rank < num_local_ranks:
-        raise ValueError(f"local_rank: wanted 0..{num_local_ranks - 1}, given {local_rank}")
+    num_local_ranks = check_int("num_local_ranks", num_local_ranks, 1, 2**16)
+    local_rank = check_int("local_rank", local_rank, 0, num_local_ranks - 1)
     on_cuda = torch.cuda.is_available()
     if on_cuda and torch.cuda.device_count() < num_local_ranks:
         raise ValueError(

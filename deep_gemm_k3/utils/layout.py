@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import check_int, check_tensor, is_int, refuse_value
 from .math import align, ceil_div
 from .quantize import float_to_ue8m0, pack_ue8m0
 
@@ -44,8 +45,13 @@ def transform_sf_into_required_layout(
     Raises ``ValueError``, with what was wanted and given, for another recipe than (1, 32) or (1, 1, 32), a wrong shape
     or dtype, and for scales that are no power of two: they are never rounded.
     """
-    if tuple(recipe) not in ((1, _BLOCK_K), (1, 1, _BLOCK_K)):
-        raise ValueError(f"recipe: wanted (1, 32), given {tuple(recipe)}")
+    check_tensor("sf", sf)
+    mn, k = check_int("mn", mn, 0, 2**31 - 1), check_int("k", k, 0, 2**31 - 1)
+    if num_groups is not None:
+        num_groups = check_int("num_groups", num_groups, 0, 2**31 - 1)
+    whole = isinstance(recipe, tuple | list) and all(map(is_int, recipe))
+    if not whole or tuple(recipe) not in ((1, _BLOCK_K), (1, 1, _BLOCK_K)):
+        raise refuse_value("recipe", "(1, 32) or (1, 1, 32)", recipe)
     blocks, words = ceil_div(k, _BLOCK_K), ceil_div(k, 4 * _BLOCK_K)
     lead = [] if num_groups is None else [num_groups]
     wanted = [*lead, mn, words if sf.dtype == torch.int32 else blocks]

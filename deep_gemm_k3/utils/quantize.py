@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import check_bool, check_int, check_tensor
 from .math import align
 
 E4M3_MAX = 448.0
@@ -175,9 +176,17 @@ def dequantize_e2m1(packed: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------- quantisers
+def _check_options(use_ue8m0: bool, gran_k: int, use_packed_ue8m0: bool) -> int:
+    """The width of a group of columns, once all options are known to be of their kinds and to go together."""
+    if check_bool("use_packed_ue8m0", use_packed_ue8m0) and not check_bool("use_ue8m0", use_ue8m0):
+        raise ValueError("use_packed_ue8m0: wanted use_ue8m0=True with it, given False")
+    check_bool("use_ue8m0", use_ue8m0)
+    return check_int("gran_k", gran_k, 1, 2**20)
+
+
 def _blocks_of(x: torch.Tensor, gran_k: int) -> torch.Tensor:
     """``x`` [m, n] as float32 [m, ceil(n / gran_k), gran_k], the last block padded with zeros."""
-    if x.dim() != 2 or not x.is_floating_point():
+    if check_tensor("x", x).dim() != 2 or not x.is_floating_point():
         raise ValueError(f"x: wanted a floating-point matrix, given {x.dtype} {list(x.shape)}")
     m, n = x.shape
     padded = align(n, gran_k)
@@ -202,8 +211,7 @@ def per_token_cast_to_fp8(
     ``use_ue8m0``) returns int32 [m, groups / 4] instead, four UE8M0 bytes each along K. Raises ``ValueError`` for an
     argument of the wrong kind, and where packing finds a group count that is no multiple of 4.
     """
-    if use_packed_ue8m0 and not use_ue8m0:
-        raise ValueError("use_packed_ue8m0: wanted use_ue8m0=True with it, given False")
+    gran_k = _check_options(use_ue8m0, gran_k, use_packed_ue8m0)
     blocks = _blocks_of(x, gran_k)
     n = x.size(1)
     if not use_ue8m0:
@@ -223,9 +231,8 @@ def per_token_cast_to_fp4(
     [m, ceil(n / gran_k)]: ``amax / 6``, or with ``use_ue8m0`` the smallest power of two that is at least that; packed
     to int32 as in :func:`per_token_cast_to_fp8` when asked. Ties between two codes go towards zero.
     """
-    if use_packed_ue8m0 and not use_ue8m0:
-        raise ValueError("use_packed_ue8m0: wanted use_ue8m0=True with it, given False")
-    if x.dim() == 2 and x.size(1) % 2:
+    gran_k = _check_options(use_ue8m0, gran_k, use_packed_ue8m0)
+    if check_tensor("x", x).dim() == 2 and x.size(1) % 2:
         raise ValueError(f"x: wanted an even width, given {x.size(1)}")
     blocks = _blocks_of(x, gran_k)
     sf = _block_amax(blocks) / E2M1_MAX

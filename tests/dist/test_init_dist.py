@@ -46,7 +46,7 @@ def test_ranks_are_numbered_over_the_nodes() -> None:
 
 @pytest.mark.parametrize(("local_rank", "ranks"), [(-1, 2), (2, 2)])
 def test_local_ranks_are_checked(local_rank: int, ranks: int) -> None:
-    with pytest.raises(ValueError, match=rf"local_rank: wanted 0\.\.{ranks - 1}, given {local_rank}"):
+    with pytest.raises(ValueError, match=rf"local_rank: wanted an integer in 0\.\.{ranks - 1}, given {local_rank}"):
         init_dist(local_rank, ranks)
 
 

@@ -83,7 +83,7 @@ def test_the_emulated_architecture_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(envs.CPU_TARGET.name, "sm_90a")
     assert target() == "sm_90a"
     assert target(target="sm_100a") == "sm_100a"
-    with pytest.raises(ValueError, match="target: wanted sm_90a or sm_100a for tensors on cpu, given 'sm_80'"):
+    with pytest.raises(ValueError, match="target: wanted 'sm_90a' or 'sm_100a' for tensors on cpu, given 'sm_80'"):
         target(target="sm_80")
 
 

@@ -86,7 +86,7 @@ def test_integers_of_numpy_are_integers() -> None:
     }
     made = make(**sizes, num_max_tokens_per_rank=numpy.int32(wanted.num_max_tokens_per_rank)).spec
     assert made == wanted and type(made.hidden) is int
-    with pytest.raises(ValueError, match=r"num_topk: wanted an integer in .*, given True"):
+    with pytest.raises(ValueError, match="num_topk: wanted a 32-bit integer, given True"):
         make(num_topk=True)
 
 
@@ -100,13 +100,13 @@ def test_shared_tokens_size_the_shared_part_alone() -> None:
 
 BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"num_experts": 0}, "num_experts: wanted 1..65535, given 0"),
-    ({"num_experts": 4.0}, "num_experts: wanted an integer in -2147483648..2147483647, given 4.0"),
+    ({"num_experts": 4.0}, "num_experts: wanted a 32-bit integer, given 4.0"),
     ({"num_experts": 65536}, "num_experts: wanted 1..65535, given 65536"),
     ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank: wanted an integer in 1..1048320, given 0"),
     ({"num_topk": 33}, "num_topk: wanted 1..32, given 33"),
     ({"num_topk": 0}, "num_topk: wanted 1..32, given 0"),
     ({"hidden": 100}, "hidden: wanted a multiple of 128 in 128..131072, given 100"),
-    ({"hidden": "1024"}, "hidden: wanted an integer in -2147483648..2147483647, given '1024'"),
+    ({"hidden": "1024"}, "hidden: wanted a 32-bit integer, given '1024'"),
     ({"intermediate_hidden": 64}, "intermediate_hidden: wanted a multiple of 128 in 128..131072, given 64"),
     (
         {"bf16_shared_intermediate_hidden": 100},

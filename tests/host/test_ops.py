@@ -71,17 +71,21 @@ assert not torch.cuda.is_initialized() and not torch.distributed.is_initialized(
     ("name", "value", "wanted"),
     [
         ("y", None, "a tensor, given None"),
-        ("y", 3, "a tensor, given int"),
-        ("l1_weights", torch.zeros(2, 2, dtype=torch.uint8), "a pair (weight, sf) of tensors, given Tensor"),
-        ("l2_weights", (torch.zeros(1), None), "a pair (weight, sf) of tensors, given tuple"),
-        ("l1_weights", (torch.zeros(1),) * 3, "a pair (weight, sf) of tensors, given tuple"),
-        ("rms_epsilon", "small", "a number, given str"),
-        ("situ_beta", torch.ones(2), "a number, given Tensor"),
-        ("activation", 5, "a string, given int"),
-        ("recipe", "1132", "(1, 1, 32), given str"),
-        ("fast_math", "yes", "True or False, given str"),
-        ("validate", 1, "a string, given int"),
-        ("shared_x", "x", "a tensor, given str"),
+        ("y", 3, "a tensor, given 3"),
+        (
+            "l1_weights",
+            torch.zeros(2, 2, dtype=torch.uint8),
+            "a pair (weight, sf) of tensors, given Tensor uint8 [2, 2]",
+        ),
+        ("l2_weights", (torch.zeros(1), None), "a pair (weight, sf) of tensors, given tuple of Tensor, NoneType"),
+        ("l1_weights", (torch.zeros(1),) * 3, "a pair (weight, sf) of tensors, given tuple of Tensor, Tensor, Tensor"),
+        ("rms_epsilon", "small", "a number, given 'small'"),
+        ("situ_beta", torch.ones(2), "a number, given Tensor float32 [2]"),
+        ("activation", 5, "a string, given 5"),
+        ("recipe", "1132", "(1, 1, 32), given '1132'"),
+        ("fast_math", "yes", "True or False, given 'yes'"),
+        ("validate", 1, "a string, given 1"),
+        ("shared_x", "x", "a tensor, given 'x'"),
     ],
 )
 def test_wrong_types_are_named(name: str, value: Any, wanted: str) -> None:
@@ -334,7 +338,7 @@ def test_warmup_does_the_first_calls_work(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(ops, "first_call", None)  # a later first call would fail
         rank.dense()
         assert not rank.y.isnan().any()
-        with pytest.raises(ValueError, match="shared_output: wanted one of"):
+        with pytest.raises(ValueError, match=r"shared_output: wanted 'none', .* or 'token_owner', given 'rs'"):
             dg.warmup(rank.buffer, shared_output="rs")
 
     assert outcomes(body) == [None, None]

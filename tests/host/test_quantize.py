@@ -221,7 +221,7 @@ def test_scale_layout(groups: int, mn: int, k: int, kind: str) -> None:
 
 def test_scale_layout_refusals() -> None:
     sf = torch.ones(2, 6, 4)
-    with pytest.raises(ValueError, match=r"recipe: wanted \(1, 32\), given \(1, 128\)"):
+    with pytest.raises(ValueError, match=r"recipe: wanted \(1, 32\) or \(1, 1, 32\), given \(1, 128\)"):
         transform_sf_into_required_layout(sf, 6, 128, (1, 128), 2)
     with pytest.raises(ValueError, match=r"sf: wanted shape \[2, 6, 8\] for torch.float32, given \[2, 6, 4\]"):
         transform_sf_into_required_layout(sf, 6, 256, (1, 32), 2)

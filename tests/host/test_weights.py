@@ -213,9 +213,9 @@ def test_refusals_name_wanted_and_given() -> None:
         ValueError, match="l1: wanted weights in checkpoint layout, given weights transformed for sm_100a"
     ):
         transform_weights_for_mega_moe(*done, target="sm_90a")
-    with pytest.raises(ValueError, match=r"target: wanted one of sm_90a, sm_100a, given 'sm_80'"):
+    with pytest.raises(ValueError, match=r"target: wanted 'sm_90a' or 'sm_100a', given 'sm_80'"):
         transform_weights_for_mega_moe(l1, l2, target="sm_80")
-    with pytest.raises(ValueError, match="activation: wanted one of swiglu, situ, given 'gelu'"):
+    with pytest.raises(ValueError, match="activation: wanted 'swiglu' or 'situ', given 'gelu'"):
         transform_weights_for_mega_moe(l1, l2, "gelu")
     with pytest.raises(ValueError, match=r"l1: wanted .* given uint8 \[2, 512, 192\] and float32 \[2, 512, 12\]"):
         transform_weights_for_mega_moe((l1[0], ue8m0_to_float(l1[1])), l2)
@@ -271,11 +271,11 @@ def test_scratch_is_below_one_experts_weights(target: str, inter: int, hidden: i
 @pytest.mark.parametrize(
     ("l1", "error", "given"),
     [
-        (None, TypeError, "l1: wanted a pair (weight, sf) of tensors, given NoneType"),
+        (None, TypeError, "l1: wanted a pair (weight, sf) of tensors, given None"),
         (
             (torch.zeros(1, 256, 64, dtype=torch.uint8),),
             TypeError,
-            "l1: wanted a pair (weight, sf) of tensors, given tuple",
+            "l1: wanted a pair (weight, sf) of tensors, given tuple of Tensor",
         ),
         ("meta", ValueError, "l1: wanted strided tensors in CPU or CUDA memory, given strided on meta"),
         ("sparse", ValueError, "l1: wanted strided tensors in CPU or CUDA memory, given sparse_coo on cpu"),
