@@ -60,6 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
         app(arguments[1:], prog_name=f"python -m deep_gemm_k3 {arguments[0]}")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        # What the package or the machine refuses is a message; where it comes from is for those who look for faults.
+        from deep_gemm_k3 import envs
+
+        if envs.LOG_LEVEL.get() == "debug":
+            raise
+        print(str(error) or type(error).__name__, file=sys.stderr)
+        return 1
     return 0
 
 

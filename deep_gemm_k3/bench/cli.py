@@ -14,34 +14,36 @@ import typer
 
 app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
 
-Tokens = Annotated[int, typer.Option(help="Routed tokens of each rank.")]
-SharedTokens = Annotated[int, typer.Option(help="Rows of the shared input; -1: as many as routed tokens.")]
-Experts = Annotated[int, typer.Option(help="Routed experts of each rank.")]
-Topk = Annotated[int, typer.Option(help="Experts per token.")]
-Ranks = Annotated[int, typer.Option(help="Local ranks; they share the device.")]
-Gpus = Annotated[int, typer.Option(help="Ranks that are processes, one on each device; 0: local ranks.")]
-Rounds = Annotated[int, typer.Option(help="Rounds of the comparison of the modes in turns; 0: none.")]
-Hidden = Annotated[int, typer.Option(help="Routed width.")]
-Intermediate = Annotated[int, typer.Option(help="Routed intermediate width.")]
-SharedHidden = Annotated[int, typer.Option(help="Width of the shared expert.")]
-SharedIntermediate = Annotated[int, typer.Option(help="A rank's slice of the shared intermediate.")]
+Tokens = Annotated[int, typer.Option(min=0, help="Routed tokens of each rank.")]
+SharedTokens = Annotated[int, typer.Option(min=-1, help="Rows of the shared input; -1: as many as routed tokens.")]
+Experts = Annotated[int, typer.Option(min=1, help="Routed experts of each rank.")]
+Topk = Annotated[int, typer.Option(min=1, help="Experts per token.")]
+Ranks = Annotated[int, typer.Option(min=1, help="Local ranks; they share the device.")]
+Gpus = Annotated[int, typer.Option(min=0, help="Ranks that are processes, one on each device; 0: local ranks.")]
+Rounds = Annotated[int, typer.Option(min=0, help="Rounds of the comparison of the modes in turns; 0: none.")]
+Hidden = Annotated[int, typer.Option(min=128, help="Routed width.")]
+Intermediate = Annotated[int, typer.Option(min=128, help="Routed intermediate width.")]
+SharedHidden = Annotated[int, typer.Option(min=128, help="Width of the shared expert.")]
+SharedIntermediate = Annotated[int, typer.Option(min=128, help="A rank's slice of the shared intermediate.")]
 Modes = Annotated[str, typer.Option(help="Of routed, dense, rs, sp_rs; commas between.")]
 DeviceName = Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")]
-Calls = Annotated[int, typer.Option(help="Calls in a captured graph.")]
-Replays = Annotated[int, typer.Option(help="Replays of the graph, one sample each.")]
-Eager = Annotated[int, typer.Option(help="Calls timed one by one; 0: none.")]
-Seeds = Annotated[int, typer.Option(help="Routings that are drawn and timed.")]
+Calls = Annotated[int, typer.Option(min=1, help="Calls in a captured graph.")]
+Replays = Annotated[int, typer.Option(min=1, help="Replays of the graph, one sample each.")]
+Eager = Annotated[int, typer.Option(min=0, help="Calls timed one by one; 0: none.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Routings that are drawn and timed.")]
 RoutingName = Annotated[str, typer.Option(help="uniform, k3_router, hot_expert, hot_rank, holes or duplicates.")]
-Sample = Annotated[int, typer.Option(help="Tokens of a rank that the oracle computes.")]
+Sample = Annotated[int, typer.Option(min=1, help="Tokens of a rank that the oracle computes.")]
 Exact = Annotated[bool, typer.Option("--exact", help="fast_math=False.")]
 Invariant = Annotated[bool, typer.Option("--batch-invariant", help="batch_invariant=True.")]
-Memory = Annotated[float, typer.Option(help="Ceiling of memory reads, GB/s; 0: the known one.")]
-Tensor = Annotated[float, typer.Option(help="Ceiling of products, TFLOP/s; 0: the known one.")]
+Memory = Annotated[float, typer.Option(min=0, help="Ceiling of memory reads, GB/s; 0: the known one.")]
+Tensor = Annotated[float, typer.Option(min=0, help="Ceiling of products, TFLOP/s; 0: the known one.")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Where the records go.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Where the picture goes; the suffix tells the format.")]
 TracePath = Annotated[Path | None, typer.Option("--trace", help="Where the in-kernel timeline goes, for Perfetto.")]
 Where = Annotated[bool, typer.Option("--where", help="Say where the time goes, from a traced kernel's timeline.")]
-BudgetS = Annotated[float, typer.Option("--budget", help="Begin no further point after so many seconds; 0: do all.")]
+BudgetS = Annotated[
+    float, typer.Option("--budget", min=0, help="Begin no further point after so many seconds; 0: do all.")
+]
 Overrides = Annotated[str, typer.Option(help='Planner\'s choices to replace, as JSON: {"routed_tokens": 16}.')]
 
 
@@ -105,12 +107,20 @@ def setting_of(n: Numbers) -> Any:
     import torch
 
     from ..mega.buffer_spec import target_of
+    from ..testing.routing import ROUTINGS
     from .case import Settings
     from .jobs import Setting
     from .measure import Effort
     from .work import CEILINGS
 
-    device = torch.device(n.device)
+    try:
+        device = torch.device(n.device)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"wanted cuda, cuda:N or cpu, given {n.device!r}", param_hint="--device")
+    if n.routing not in ROUTINGS:
+        raise typer.BadParameter(f"wanted one of {', '.join(ROUTINGS)}, given {n.routing!r}", param_hint="--routing")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("wanted a CUDA device, given a machine without one; --device cpu runs the emulator",
                                  param_hint="--device")  # fmt: skip
@@ -267,7 +277,10 @@ def cost(
 @app.command()
 def tune(
     points: Annotated[
-        Path, typer.Argument(help="JSON: a list of {tokens, shared_tokens, experts, topk, mode, overrides}.")
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="JSON: a list of {tokens, shared_tokens, experts, topk, mode, overrides}."
+        ),
     ],
     *,
     device: DeviceName = "cuda",
@@ -283,12 +296,23 @@ def tune(
     given = Numbers(
         device, calls, replays, 0, 1, "uniform", sample, False, False, 0.0, 0.0, json_path, None, None, "{}"
     )
-    job(Shape(8, shared_tokens=64), json.loads(points.read_text()), setting_of(given))
+    job(Shape(8, shared_tokens=64), points_of(points), setting_of(given))
+
+
+def points_of(path: Path) -> list[dict[str, Any]]:
+    """The points of a file for `tune`."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:  # not JSON, or not text
+        found = None
+    if not isinstance(found, list) or not all(isinstance(point, dict) for point in found):
+        raise typer.BadParameter(f"{path}: wanted a JSON list of objects", param_hint="POINTS")
+    return found
 
 
 @app.command()
 def plot(
-    run: Annotated[Path, typer.Argument(help="A saved run.")],
+    run: Annotated[Path, typer.Argument(help="A saved run.", exists=True, dir_okay=False)],
     picture: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
 ) -> None:
     """Draw a saved run."""
@@ -300,7 +324,7 @@ def plot(
 
 @app.command()
 def table(
-    run: Annotated[Path, typer.Argument(help="A saved run: a sweep, producer or cost.")],
+    run: Annotated[Path, typer.Argument(help="A saved run: a sweep, producer or cost.", exists=True, dir_okay=False)],
     *,
     into: Annotated[
         Path | None, typer.Option(help="A document with a place for it: <!-- FILE NAME --> .. <!-- end -->.")

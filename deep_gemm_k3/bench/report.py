@@ -98,10 +98,14 @@ class Run:
 
 def load(path: Path) -> dict[str, Any]:
     """A saved run; refuses what another program wrote."""
-    data: dict[str, Any] = json.loads(path.read_text())
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: wanted schema {SCHEMA}, given {data.get('schema')!r}")
-    return data
+    try:
+        data: Any = json.loads(path.read_text())
+    except ValueError as error:  # not JSON, or not text
+        raise ValueError(f"{path}: wanted a saved run, given what is no JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        given = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{path}: wanted schema {SCHEMA}, given {given!r}")
+    return dict(data)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

@@ -30,6 +30,12 @@ def demo(
     """Run the main job on this machine and check it. Exit code 1 when a check fails."""
     import torch
 
+    try:
+        known = not device or torch.device(device).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise typer.BadParameter(f"wanted cpu, cuda or cuda:N, given {device!r}", param_hint="--device")
     progress = Progress()
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     problem = Problem.for_device(chosen, seed)

@@ -20,6 +20,8 @@ def parse_parameter(text: str) -> object:
     kind, _, rest = text.partition("[")
     if kind in _DTYPES and rest:
         shape_text, _, fill = rest.partition("]")
+        if not all(part.strip().isdigit() for part in shape_text.split(",")):
+            raise typer.BadParameter(f"{text}: wanted whole numbers with commas between in the shape")
         shape = [int(part) for part in shape_text.split(",")]
         dtype = getattr(
             torch,
@@ -34,9 +36,12 @@ def parse_parameter(text: str) -> object:
         if fill in ("", "=ones"):
             return (torch.ones if fill else torch.zeros)(shape, dtype=dtype)
         raise typer.BadParameter(f"{text}: wanted =randn, =arange or =ones after the shape")
-    if text.startswith("hex:"):
-        return bytes.fromhex(text[4:])
-    return float(text) if "." in text or ("e" in text and not text.startswith("0x")) else int(text, 0)
+    try:
+        if text.startswith("hex:"):
+            return bytes.fromhex(text[4:])
+        return float(text) if "." in text or ("e" in text and not text.startswith("0x")) else int(text, 0)
+    except ValueError:
+        raise typer.BadParameter(f"{text}: wanted a number, hex:BYTES or DTYPE[SHAPE]") from None
 
 
 def _triple(text: str) -> list[int]:
@@ -65,12 +70,12 @@ def emulate(
     grid: Annotated[str, typer.Option(help="x[,y[,z]]")] = "1",
     block: Annotated[str, typer.Option(help="x[,y[,z]]")] = "32",
     cluster: Annotated[str, typer.Option(help="x[,y[,z]]")] = "1",
-    shared: Annotated[int, typer.Option(help="Bytes of dynamic shared memory.")] = 0,
+    shared: Annotated[int, typer.Option(min=0, help="Bytes of dynamic shared memory.")] = 0,
     param: Annotated[
         list[str] | None, typer.Option(help="In order: 7, 1.5, f32[64,64]=randn, i32[100], hex:0011.")
     ] = None,
-    sms: int = 4,
-    seed: int = 0,
+    sms: Annotated[int, typer.Option(min=1, help="SMs of the device.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the schedule.")] = 0,
     adversary: Annotated[str, typer.Option(help="random, earliest or latest.")] = "random",
     races: Annotated[bool, typer.Option("--races", help="Look for data races.")] = False,
     roles: Annotated[str, typer.Option(help="Names of a CTA's warps in order: math*8,producer.")] = "",

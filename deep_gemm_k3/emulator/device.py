@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deep_gemm_k3.arguments import check_int, is_int
 from deep_gemm_k3.emulator._library import EmulatorError, error_text, library
 from deep_gemm_k3.emulator.tensor_map import TensorMap, address_of
 
@@ -68,8 +69,15 @@ class Launch:
     rank: int = 0
 
 
-def _triple(value: int | Sequence[int]) -> list[int]:
+_LIMITS = (2**31 - 1, 65535, 65535)  # of a grid; blocks and clusters have narrower ones, which a launch checks
+
+
+def _triple(name: str, value: int | Sequence[int]) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
+    if not 1 <= len(values) <= 3 or any(
+        not is_int(size) or not 1 <= size <= limit for size, limit in zip(values, _LIMITS, strict=False)
+    ):
+        raise EmulatorError(f"{name}: wanted x[, y[, z]] in 1..{_LIMITS[0]}, 1..{_LIMITS[1]} each, given {values}")
     return [*values, *[1] * (3 - len(values))]
 
 
@@ -99,11 +107,11 @@ class Device:
             raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
         if on_deadlock not in ("report", "time"):
             raise ValueError(f"on_deadlock: wanted 'report' or 'time', given {on_deadlock!r}")
-        self.num_sms, self.arch = num_sms, arch
+        self.num_sms, self.arch = check_int("num_sms", num_sms, 1, 2**16), arch
         self._instances: dict[tuple[int, int], int] = {}
         self._modules: list[Module] = []
         self._machine = library().emulator_machine(
-            seed,
+            check_int("seed", seed, 0, 2**64 - 1),
             ADVERSARIES.index(adversary),
             race_detection | (on_deadlock == "time") << 1 | lanes_apart << 2 | coverage << 3,
             quantum,
@@ -174,10 +182,10 @@ class Device:
                 raise EmulatorError(f"arch: wanted PTX for {self.arch}, given PTX for {launch.module.target}")
             packed = self._pack(launch)
             shape = [
-                *_triple(launch.grid),
-                *_triple(launch.block),
-                *_triple(launch.cluster),
-                launch.shared_bytes,
+                *_triple("grid", launch.grid),
+                *_triple("block", launch.block),
+                *_triple("cluster", launch.cluster),
+                check_int("shared_bytes", launch.shared_bytes, 0, 2**31 - 1),
                 self.num_sms,
                 launch.rank,
             ]
@@ -234,4 +242,7 @@ class Device:
             return struct.pack("<Q", address_of(value))
         if isinstance(value, float) or kind in _FORMATS:
             return struct.pack(_FORMATS.get(kind, "<f" if size == 4 else "<d"), value)
-        return (int(value) & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+        number = int(value)
+        if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
+            raise EmulatorError(f"{name}: wanted a number of {size} bytes, given {number}")
+        return (number & ((1 << (8 * size)) - 1)).to_bytes(size, "little")

@@ -138,7 +138,7 @@ def warmup(
     batch_invariant: bool = False,
     statistics: bool = False,
     arch: Annotated[list[Architecture], typer.Option(help="May be repeated.")] = [Architecture.sm_90a],  # noqa: B006
-    workers: Annotated[int, typer.Option(help="Processes that compile; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one per core.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the kernels, compile none.")] = False,
 ) -> None:
     """Compile everything a call can choose, ahead of time. The defaults are Kimi K3's widths at TP 8."""

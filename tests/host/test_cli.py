@@ -43,6 +43,42 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "command: wanted one of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("demo --device tpu", "--device: wanted cpu, cuda or cuda:N, given 'tpu'"),
+        ("plan --ranks 0", "num_ranks: wanted 1..64, given 0"),
+        ("plan --tokens 99999999999", "num_tokens: wanted a 32-bit integer, given 99999999999"),
+        ("warmup --ranks 0 --max-tokens 8 --dry-run", "num_ranks: wanted 1..64, given 0"),
+        ("warmup --ranks 1 --max-tokens 8 --dry-run --workers -1", "'--workers'"),
+        ("bench producer --device tpu", "--device: wanted cuda, cuda:N or cpu, given 'tpu'"),
+        ("bench producer --device cpu --routing none", "--routing: wanted one of uniform, hot_expert"),
+        ("bench producer --device cpu --calls 0", "'--calls'"),
+        ("bench producer --device cpu --gpus -1", "'--gpus'"),
+        ("bench producer --device cpu --seeds 0", "'--seeds'"),
+        ("bench sweep --device cpu --tokens x", "--tokens: wanted whole numbers with commas between, given 'x'"),
+        ("bench tune FILE --device cpu", "wanted a JSON list of objects"),
+        ("bench table FILE", "wanted a saved run, given what is no JSON"),
+        ("bench plot FILE.none out.png", "does not exist"),
+        ("emulate FILE --seed -1", "'--seed'"),
+        ("emulate FILE --sms 0", "'--sms'"),
+        ("emulate FILE --param i32[x]", "wanted whole numbers with commas between in the shape"),
+        ("emulate FILE --param seven", "wanted a number, hex:BYTES or DTYPE[SHAPE]"),
+        ("emulate FILE --param 1 --grid 99999999999", "grid: wanted x[, y[, z]] in 1..2147483647"),
+        ("emulate FILE --param 99999999999999999999", "params[0] of k: wanted a number of 8 bytes"),
+        ("emulate FILE --param 1 --trace /nowhere/trace.json", "No such file or directory: '/nowhere/trace.json'"),
+    ],
+)
+def test_values_that_cannot_be_are_a_message_and_no_traceback(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p)\n{\n ret;\n}\n")
+    assert cli.main(line.replace("FILE", str(file)).split()) in (1, 2)
+    told = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert words in told and "Traceback" not in told
+
+
 def test_unknown_option() -> None:
     assert command("doctor", "--wings").returncode == 2
 
