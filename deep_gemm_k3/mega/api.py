@@ -34,6 +34,7 @@ import torch
 from .. import ops
 from ..arguments import is_int, is_number, shown
 from .buffer import SymmBuffer
+from .first_call import explained
 
 _mega_moe = ops.mega_moe
 
@@ -318,14 +319,14 @@ def _type_fault(arguments: dict[str, Any]) -> str | None:
 def _raise_explained(error: Exception, entry: str, arguments: dict[str, Any]) -> NoReturn:
     """Raise what a caller can act on: the exception behind a callback's text, a type fault by name, or `error` itself."""
     pending = ops.take_pending()
-    if pending is not None:
-        raise pending
     buffer = arguments["sym_buffer"]
+    if pending is not None:
+        raise explained(buffer, pending) if isinstance(pending, Exception) else pending
     if not isinstance(buffer, SymmBuffer):
         raise TypeError(f"{entry}: sym_buffer: wanted a SymmBuffer, given {shown(buffer)}") from error
     fault = _type_fault(arguments) or _storage_faults(arguments) or _schema_fault(error)
     if fault is None:
-        raise error
+        raise explained(buffer, error)
     message = f"{entry}: {fault} [type]"
     if buffer.num_ranks > 1:
         buffer.abort_peers(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from itertools import count
 
 import torch
@@ -45,6 +46,7 @@ class SymmBuffer(Unique):
         self.layout = layout
         self.device = device
         self.handle = 0
+        self.signatures: list[Mapping[str, object]] = []  # those whose first call is over
         self._memory: RankMemory | None = None
         memory = allocate(group, device, layout.num_bytes, _TAG)
         # First calls of signatures talk here, so that an aborted buffer leaves the group's own exchanges in step.
@@ -172,7 +174,12 @@ class SymmBuffer(Unique):
     def check(self) -> None:
         """Raise what made the buffer unusable: an abort found on this or another rank. Does not wait for kernels."""
         self._alive()
-        ops().buffer_check(self.handle)
+        try:
+            ops().buffer_check(self.handle)
+        except RuntimeError as error:
+            from .first_call import explained  # which needs this module
+
+            raise explained(self, error) from None
 
     def abort_peers(self, message: str) -> None:
         """End the waits of all ranks with `message`; the buffer refuses work from then on. Legal from any thread."""

@@ -130,6 +130,10 @@ class Group(Unique, ABC):
             self._post(seq, Record("refusal", refusal=message))
             self._finish(seq, complete=False)
 
+    def present(self) -> dict[int, Any]:
+        """What peers have posted in the next exchange, to which this rank has not come. Waits for nothing."""
+        return {rank: record.payload for rank, record in self._peek().items() if record.refusal is None}
+
     def _exchange(self, record: Record, timeout_s: float, poll: Callable[[], None] | None) -> list[Record]:
         seq = self._begin()
         complete = False
@@ -176,6 +180,10 @@ class Group(Unique, ABC):
         """The records present when all have come, when one is a refusal, or at the deadline."""
 
     @abstractmethod
+    def _peek(self) -> Mapping[int, Record]:
+        """The records that there are of the exchange that `_begin` would number next."""
+
+    @abstractmethod
     def _finish(self, seq: int, complete: bool) -> None:
         """Called once per exchange when this rank leaves it; `complete` when every rank has posted."""
 
@@ -209,6 +217,9 @@ class SingleRank(Group):
     def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         assert self._record is not None
         return {0: self._record}
+
+    def _peek(self) -> Mapping[int, Record]:
+        return {}
 
     def _finish(self, seq: int, complete: bool) -> None:
         self._record = None

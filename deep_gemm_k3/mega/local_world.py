@@ -166,6 +166,10 @@ class LocalRank(Group):
     def _wait(self, seq: int, deadline: float, poll: Callable[[], None] | None) -> Mapping[int, Record]:
         return self._board.wait(seq, deadline, poll)
 
+    def _peek(self) -> Mapping[int, Record]:
+        with self._world.changed:
+            return dict(self._board.records.get(self._board.next_seq[self.rank], {}))
+
     def _finish(self, seq: int, complete: bool) -> None:
         self._board.finish(seq)
 

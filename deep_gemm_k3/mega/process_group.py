@@ -90,6 +90,10 @@ class _Channel:
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, _POLL_LAST_S)
 
+    def peek(self) -> dict[int, Record]:
+        """The records that there are of the exchange after this rank's last one."""
+        return self._present([f"{self._seq + 1}/{rank}" for rank in range(self.size)])
+
     def finish(self, seq: int, complete: bool) -> None:
         """All ranks have posted `seq`, so all have left what came before it."""
         if not complete:
@@ -189,6 +193,12 @@ class ProcessGroupAdapter(Group):
             return self._channel.wait(seq, deadline, poll)
         except dist.DistError as error:
             raise self._store_gone("wait", error) from error
+
+    def _peek(self) -> Mapping[int, Record]:
+        try:
+            return self._channel.peek()
+        except dist.DistError as error:
+            raise self._store_gone("look", error) from error
 
     def _finish(self, seq: int, complete: bool) -> None:
         try:

@@ -325,6 +325,28 @@ def test_first_call_over_processes() -> None:
     results(first_calls, 3)
 
 
+def strays(rank: int, size: int) -> None:
+    buffer = make(timeout_s=PATIENCE_S)
+    known, new = {"entry": "call", "fast_math": True}, {"entry": "call", "fast_math": False}
+    first_call(buffer, known, lambda: None)
+    difference = "first call of call, .* nearest ready one in: fast_math is False, not True$"
+    if rank == 1:
+        with pytest.raises(RuntimeError, match=f"waited for rank 1; this rank was in the {difference}"):
+            first_call(buffer, new, lambda: None)
+    else:
+        end = time.monotonic() + PATIENCE_S
+        while not buffer.channel.present() and time.monotonic() < end:
+            time.sleep(0.01)
+        buffer.abort_peers("a kernel that waited for rank 1")
+        with pytest.raises(RuntimeError, match=f"waited for rank 1; rank 1 is in the {difference}"):
+            buffer.check()
+    world().barrier("end")
+
+
+def test_a_rank_that_alone_has_a_new_signature_is_named_with_the_field() -> None:
+    results(strays, 2)
+
+
 def lose_the_store(rank: int, size: int) -> str:
     # A store hosted by rank 0, as torch sets it up by default.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None

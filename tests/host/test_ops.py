@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,6 +208,23 @@ def test_different_signatures_are_named() -> None:
     for error in outcomes(body):
         assert isinstance(error, GroupMismatch)
         assert "fast_math" in str(error) and "True" in str(error) and "False" in str(error)
+
+
+def test_a_new_signature_on_one_rank_alone_is_named() -> None:
+    """Its peers call what is ready and do not come to the exchange: both time out, and both say what differs."""
+    shape = small(2)
+    given = make_world(shape, 3, target="sm_90a")
+
+    def body(group: LocalRank) -> Any:
+        rank = Rank(group, given[group.rank], shape, timeout_s=1.0)
+        rank.dense()
+        rank.routed()
+        rank.dense(fast_math=group.rank == 0)
+
+    difference = f"first call of {ENTRIES[1]}, .* nearest ready one in: fast_math is False, not True$"
+    for error, who in zip(outcomes(body), ("rank 1 is in", "this rank was in"), strict=True):
+        assert isinstance(error, RuntimeError)
+        assert re.search(f"waiting for rank 1 .*; {who} the {difference}", str(error)), error
 
 
 def test_unequal_shared_tokens_are_named() -> None:
