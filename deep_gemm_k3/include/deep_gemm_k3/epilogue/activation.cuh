@@ -62,6 +62,14 @@ DG_HOST_DEVICE inline float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
+DG_HOST_DEVICE inline float absolute(float x) {
+#if defined(__CUDA_ARCH__)
+    return ::fabsf(x); // a modifier of the instruction that reads it
+#else
+    return std::fabs(x);
+#endif
+}
+
 // numerator / denominator, with a denominator in [1, 2]: a product of several takes one reciprocal.
 struct Fraction {
     float numerator;
@@ -69,22 +77,25 @@ struct Fraction {
 };
 
 // tanh: an odd polynomial near zero, where (1 - e^-2x) would cancel.
-DG_HOST_DEVICE inline Fraction tanh_fast(float x) {
-    const float magnitude = bits_float(float_bits(x) & 0x7FFFFFFFu);
+constexpr float kEndOfSeries = 0.55f;
+DG_HOST_DEVICE inline float tanh_series(float x) {
     const float square = x * x;
     float series = fused_multiply_add(1.573944092e-2f, square, -5.230396241e-2f);
     series = fused_multiply_add(series, square, 1.331529766e-1f);
     series = fused_multiply_add(series, square, -3.333276808e-1f);
-    const float small = fused_multiply_add(series * square, x, x);
+    return fused_multiply_add(series * square, x, x);
+}
+DG_HOST_DEVICE inline Fraction tanh_fast(float x) {
+    const float magnitude = absolute(x), small = tanh_series(x);
     const float power = exp2_fast(magnitude * -2.885390082f); // e^(-2 |x|)
     const float large = bits_float(float_bits(1.f - power) | (float_bits(x) & 0x80000000u));
-    const bool is_small = magnitude < 0.55f;
+    const bool is_small = magnitude < kEndOfSeries;
     return {is_small ? small : large, is_small ? 1.f : 1.f + power};
 }
 // Of a BF16 number: its product with the upper 16 bits of log2(e) is exact, the lower bits correct the power.
 DG_HOST_DEVICE inline Fraction sigmoid_fast(float x) {
     constexpr float kLog2eHigh = 1.44268798828125f, kRest = 4.8884952e-6f; // (log2(e) - kLog2eHigh) * ln(2)
-    const float magnitude = bits_float(float_bits(x) & 0x7FFFFFFFu);
+    const float magnitude = absolute(x);
     const float bounded = magnitude < 126.f ? magnitude : 126.f; // e^-126 is zero; a NaN comes from tanh
     const float power = exp2_fast(bounded * -kLog2eHigh) * fused_multiply_add(bounded, -kRest, 1.f);
     return {x < 0.f ? power : 1.f, 1.f + power};
@@ -123,24 +134,35 @@ DG_HOST_DEVICE inline float sigmoid_exact(float x) {
 // ---- the activations, on gates and ups that are already rounded to BF16
 template <bool kFastMath>
 struct SiTU {
+    // Whether there is a shorter way to the same bits where ups are small.
+    static constexpr bool kHasSmallUps = kFastMath;
+
     Divisor<kFastMath> beta, linear_beta;
 
     DG_HOST_DEVICE SiTU(float beta_value, float linear_beta_value) : beta(beta_value), linear_beta(linear_beta_value) {}
     DG_HOST_DEVICE float operator()(float gate, float up) const {
         if constexpr (kFastMath) {
-            const Fraction a = tanh_fast(beta.divide(gate)), b = sigmoid_fast(gate),
-                           c = tanh_fast(linear_beta.divide(up));
-            const float scale = b.numerator * reciprocal_fast(a.denominator * b.denominator * c.denominator);
-            return beta.value * a.numerator * scale * (linear_beta.value * c.numerator);
+            return with_up(gate, tanh_of_up(up));
         } else {
             const float gated = beta.value * tanh_exact(beta.divide(gate)) * sigmoid_exact(gate);
             return gated * (linear_beta.value * tanh_exact(linear_beta.divide(up)));
         }
     }
+    // Fast mode in two steps, the first of them without a power for |up| < max_small_up().
+    DG_HOST_DEVICE float max_small_up() const { return 0.5f * linear_beta.value; }
+    DG_HOST_DEVICE Fraction tanh_of_small_up(float up) const { return {tanh_series(linear_beta.divide(up)), 1.f}; }
+    DG_HOST_DEVICE Fraction tanh_of_up(float up) const { return tanh_fast(linear_beta.divide(up)); }
+    DG_HOST_DEVICE float with_up(float gate, const Fraction& up) const {
+        const Fraction a = tanh_fast(beta.divide(gate)), b = sigmoid_fast(gate);
+        const float scale = b.numerator * reciprocal_fast(a.denominator * b.denominator * up.denominator);
+        return beta.value * a.numerator * scale * (linear_beta.value * up.numerator);
+    }
 };
 
 template <bool kFastMath>
 struct SwiGLU {
+    static constexpr bool kHasSmallUps = false;
+
     DG_HOST_DEVICE SwiGLU(float, float) {} // takes SiTU's constants and needs none
     DG_HOST_DEVICE float operator()(float gate, float up) const {
         if constexpr (kFastMath) {

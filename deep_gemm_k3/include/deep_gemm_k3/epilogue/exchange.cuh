@@ -127,10 +127,19 @@ struct ExchangeReader : Exchange<C> {
         const Activate& activate, const ptx::Vector4 (&pairs)[2], float weight) {
         float value[8], amax = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const uint32_t pair = pairs[i / 4].word[i % 4];
-            value[i] = activate(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)) * weight;
-            amax = fmaxf(amax, fabsf(value[i]));
+        for (int half = 0; half < 2; ++half) {
+            float gate[4], of_pair[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                gate[i] = __uint_as_float(pairs[half].word[i] << 16);
+                of_pair[i] = __uint_as_float(pairs[half].word[i] & 0xFFFF0000u);
+            }
+            activate.replace(gate, of_pair);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                value[4 * half + i] = gate[i] * weight;
+                amax = fmaxf(amax, fabsf(value[4 * half + i]));
+            }
         }
         amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 1));
         amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 2));

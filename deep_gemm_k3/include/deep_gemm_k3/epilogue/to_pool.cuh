@@ -21,7 +21,12 @@ namespace deep_gemm_k3::epilogue {
 // The activation that a Config names, with its constants at hand.
 template <Config C>
 struct RoutedActivation {
-    ActivationFunction<C.activation, C.fast_math> function;
+    using Function = ActivationFunction<C.activation, C.fast_math>;
+    // Two ways for ups: worth it where tiles of many tokens are finished.
+    static constexpr bool kLooksForSmallUps = Function::kHasSmallUps && plan::has_exchange(C);
+    static_assert(!kLooksForSmallUps || !C.has_clamp);
+
+    Function function;
     float limit;
 
     __device__ __forceinline__ explicit RoutedActivation(const Scalars& s)
@@ -31,6 +36,30 @@ struct RoutedActivation {
             return function(clamp_gate(gate, limit), clamp_up(up, limit));
         else
             return function(gate, up);
+    }
+    // Replaces gates by activations, by whole warps: mostly all ups of a warp are small.
+    template <int kNum>
+    __device__ __forceinline__ void replace(float (&gate)[kNum], const float (&up)[kNum]) const {
+        if constexpr (kLooksForSmallUps) {
+            Fraction tanh_of_up[kNum];
+            float largest = 0.f;
+#pragma unroll
+            for (int i = 0; i < kNum; ++i) {
+                largest = fmaxf(largest, fabsf(up[i]));
+                tanh_of_up[i] = function.tanh_of_small_up(up[i]);
+            }
+            if (!__all_sync(0xFFFFFFFFu, largest < function.max_small_up()))
+#pragma unroll
+                for (int i = 0; i < kNum; ++i)
+                    tanh_of_up[i] = function.tanh_of_up(up[i]);
+#pragma unroll
+            for (int i = 0; i < kNum; ++i)
+                gate[i] = function.with_up(gate[i], tanh_of_up[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kNum; ++i)
+                gate[i] = (*this)(gate[i], up[i]);
+        }
     }
 };
 
@@ -86,6 +115,7 @@ struct ToPool {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             weight[i] = __uint_as_float(__shfl_sync(0xFFFFFFFFu, rows.first[0], (8 * j + 2 * me.pair + i) & 31));
+        float gate[4], up[4];
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
             float* a = &acc[b][4 * j];
@@ -93,10 +123,18 @@ struct ToPool {
             round_to_bf16(a[2], a[3]);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                a[i] = activate(a[i], a[2 + i]) * weight[i];
-                amax[i] = fmaxf(amax[i], fabsf(a[i]));
+                gate[2 * b + i] = a[i];
+                up[2 * b + i] = a[2 + i];
             }
         }
+        activate.replace(gate, up);
+#pragma unroll
+        for (int b = 0; b < 2; ++b)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                acc[b][4 * j + i] = gate[2 * b + i] * weight[i];
+                amax[i] = fmaxf(amax[i], fabsf(acc[b][4 * j + i]));
+            }
         uint32_t codes = scale_code(amax[0]) | scale_code(amax[1]) << 16;
 #pragma unroll
         for (int distance = 4; distance < 32; distance *= 2)
