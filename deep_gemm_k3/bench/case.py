@@ -83,6 +83,7 @@ def pinned(plan: Plan) -> dict[str, Any]:
         "num_ctas_per_sm": c["num_ctas_per_sm"],
         "num_stages": c["num_stages"],
         "splits": dict(c["splits"]),
+        "narrow_widths": dict(c["narrow_widths"]),
     }
 
 

@@ -61,7 +61,7 @@ def _checked_overrides(given: object, name: str = "overrides") -> dict[str, Any]
         raise refuse_value(name, "choices by name", given)
     return {
         key: _checked_overrides(value, f"{name}.{key}")
-        if key == "splits"
+        if key in ("splits", "narrow_widths")
         else check_int(f"{name}.{key}", value, 0, 2**31 - 1)
         for key, value in given.items()
     }
@@ -90,7 +90,7 @@ class Plan:
         ('none', 'dense', 'hidden_sharded', 'token_owner'), activation, has_clamp, fast_math, has_statistics,
         batch_invariant, target ('sm_90a', 'sm_100a'), num_sms, whole_device (False: other ranks' kernels run on the
         device's other SMs), overrides (of the planner's choices, for measurements: routed_tokens, shared_tokens,
-        shared_rows, num_ctas_per_sm, num_stages, splits). ``device`` is where the tensors would live.
+        shared_rows, num_ctas_per_sm, num_stages, splits, narrow_widths). ``device`` is where the tensors would live.
         """
         check_choice("device", device, ("cuda", "cpu"))
         return cls(json.loads(ops().plan_explain(problem_json(problem))), device, envs.CPU_EXECUTOR.get())

@@ -214,6 +214,7 @@ def test_overrides_reach_the_plan() -> None:
         "num_ctas_per_sm": 1,
         "num_stages": 3,
         "splits": {"routed_l1": 2, "routed_l2": 3, "shared_l1": 4, "shared_l2": 5},
+        "narrow_widths": {"middle": 24, "least": 8},
     }
     chosen = case.plan_of(shape, "dense", case.Settings(wanted))
     assert case.pinned(chosen) == wanted
@@ -222,13 +223,14 @@ def test_overrides_reach_the_plan() -> None:
     assert case.pinned(case.plan_of(shape, "dense", case.Settings(case.pinned(free)))) == case.pinned(free)
 
 
-def test_pinned_plan_is_one_kernel() -> None:
+@pytest.mark.parametrize("tokens", [1, 64, 512, 1024, 2048])
+def test_pinned_plan_is_one_kernel(tokens: int) -> None:
     from deep_gemm_k3.mega.plan import all_configs
 
-    shape = Shape(64, shared_tokens=64)
+    shape = Shape(tokens, shared_tokens=tokens)
     plan = case.plan_of(shape, "dense", case.Settings())
-    problem = {"num_ranks": 1, "num_experts": 112, "num_topk": 16, "num_max_tokens_per_rank": 64, "hidden": 3584}
-    problem |= {"intermediate_hidden": 3072, "shared_intermediate_hidden": 768, "num_max_shared_tokens": 64}
+    problem = {"num_ranks": 1, "num_experts": 112, "num_topk": 16, "num_max_tokens_per_rank": tokens, "hidden": 3584}
+    problem |= {"intermediate_hidden": 3072, "shared_intermediate_hidden": 768, "num_max_shared_tokens": tokens}
     problem |= {"shared_output": "dense", "shared_hidden": 7168, "overrides": case.pinned(plan)}
     assert {entry["literal"] for entry in all_configs(problem)} == {plan.literal}
 

@@ -19,7 +19,7 @@ int main(int, char** argv) {
     Config c{};
     c.arch = Architecture::kSM90;
     c.routed_tile.num_tokens = std::atoi(argv[1]);
-    c.num_ctas_per_sm = std::atoi(argv[2]);
+    c.narrow_widths = {std::atoi(argv[2]), std::atoi(argv[3])};
     const int tile = c.routed_tile.num_tokens;
     for (int rows = 1; rows <= 8 * tile; ++rows) {
         const plan::ExpertBlocks blocks(c, rows, (rows + tile - 1) / tile);
@@ -27,7 +27,7 @@ int main(int, char** argv) {
         for (int r = 0; r < rows; ++r) std::printf("%d ", blocks.place_of(r));
         std::printf("\\n");
     }
-    for (int rows = 1; rows <= tile; ++rows) std::printf("%d ", plan::width_of(tile, rows));
+    for (int rows = 1; rows <= tile; ++rows) std::printf("%d ", plan::width_of(c, rows));
 }
 """
 
@@ -43,24 +43,33 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "rows"
 
 
-@pytest.mark.parametrize(("tile", "ctas"), [(160, 1), (104, 1), (88, 1), (48, 1), (32, 1), (16, 2)])
-def test_rows_and_places(program: Path, tile: int, ctas: int) -> None:
-    *lines, last = subprocess.check_output([str(program), str(tile), str(ctas)], text=True).splitlines()
-    has_widths = ctas == 1 and tile >= 40
-    step, least = (16, tile - 48) if tile > 112 else (8, tile - 16)
-    if has_widths:
-        mainloops = (tile, tile - step, least)
-        assert [int(v) for v in last.split()] == [min(w for w in mainloops if w >= n) for n in range(1, tile + 1)]
+@pytest.mark.parametrize(
+    ("tile", "narrow"),
+    [
+        (160, (144, 112)), (160, (144, 88)), (160, (128, 112)), (160, (152, 128)), (104, (96, 88)), (88, (80, 72)),
+        (48, (40, 32)), (32, (0, 0)), (16, (0, 0)),
+    ],
+)  # fmt: skip
+def test_rows_and_places(program: Path, tile: int, narrow: tuple[int, int]) -> None:
+    command = [str(program), str(tile), *map(str, narrow)]
+    *lines, last = subprocess.check_output(command, text=True).splitlines()
+    mainloops = sorted({tile, *narrow} - {0})
+
+    def width_of(num_rows: int) -> int:
+        return min(width for width in mainloops if width >= num_rows)
+
+    assert [int(v) for v in last.split()] == [width_of(n) for n in range(1, tile + 1)]
     for rows, line in enumerate(lines, start=1):
         numbers = [int(v) for v in line.split()]
         num_blocks = len(numbers) - rows
         assert num_blocks == -(-rows // tile)
-        widths, places = numbers[:num_blocks], numbers[num_blocks:]
-        assert sum(widths) == rows and min(widths) > 0 and max(widths) <= tile
+        shares, places = numbers[:num_blocks], numbers[num_blocks:]
+        assert sum(shares) == rows and min(shares) > 0 and max(shares) <= tile
         # Rows keep their order; block after block they take the first places.
-        assert places == [b * tile + r for b, width in enumerate(widths) for r in range(width)]
-        if has_widths:
-            assert all(width % step == 0 for width in widths[:-1])
-            assert max(-(-width // step) for width in widths) - min(-(-width // step) for width in widths) <= 1
-        else:
-            assert all(width == tile for width in widths[:-1])
+        assert places == [b * tile + r for b, share in enumerate(shares) for r in range(share)]
+        assert all(share in mainloops for share in shares[:-1])
+        # No block but the last multiplies padding, and no block could be narrower than it is.
+        padding = width_of(shares[-1]) - shares[-1]
+        for share in shares:
+            narrower = [width for width in mainloops if width < width_of(share)]
+            assert not narrower or padding < width_of(share) - narrower[-1]

@@ -79,6 +79,7 @@ PROBLEM: dict[str, Any] = {
         ({"situ_betas": 4.0}, "problem: wanted names among num_ranks, .*, given situ_betas"),
         ({"overrides": {"stages": 3}}, "overrides: wanted names among routed_tokens, .*, given stages"),
         ({"overrides": {"splits": {"l1": 3}}}, "splits: wanted names among routed_l1, .*, given l1"),
+        ({"overrides": {"narrow_widths": {"most": 8}}}, "narrow_widths: wanted names among middle, least, given most"),
     ],
 )
 def test_a_plan_of_what_no_call_can_be(changes: dict[str, Any], words: str) -> None:

@@ -31,11 +31,13 @@ struct Load {
     TileShape tile;
     int num_l1_tiles;
     int num_l2_tiles;
+    NarrowWidths narrow_widths = {0, 0};
 
-    auto operator<=>(const Load& other) const {
-        return std::tuple(tile.num_rows, tile.num_tokens, num_l1_tiles, num_l2_tiles) <=>
-               std::tuple(other.tile.num_rows, other.tile.num_tokens, other.num_l1_tiles, other.num_l2_tiles);
+    auto key() const {
+        return std::tuple(
+            tile.num_rows, tile.num_tokens, narrow_widths.middle, narrow_widths.least, num_l1_tiles, num_l2_tiles);
     }
+    auto operator<=>(const Load& other) const { return key() <=> other.key(); }
 };
 constexpr int kMany = 2048; // more than any device has CTAs
 
@@ -43,31 +45,46 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
+// A tile for many rows and the widths of its mainloops: those that the assembler finds registers for.
+struct TileOfMany {
+    int num_tokens;
+    NarrowWidths narrow;
+};
+constexpr TileOfMany kTilesOfMany[] = {
+    {48, {40, 32}}, {64, {56, 48}}, {88, {80, 72}}, {104, {96, 88}}, {160, {144, 112}}, {160, {144, 88}}};
+constexpr int kWidestTile = 160; // leaves no registers for the activation in exact math
+
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
-// mean as variance: its blocks share them evenly and take the narrowest mainloop that has its share. Each block, whose
-// weights are dequantised for it alone, costs as much again as kBlockCost tokens.
-double expected_cost_of_expert(double mean, int num_tokens) {
+// mean as variance. Each block, whose weights are dequantised for it alone, costs as much again as kBlockCost tokens.
+double expected_cost_of_expert(double mean, const TileOfMany& tile) {
     constexpr int kBlockCost = 32;
     constexpr double kStep = 0.25, kMost = 4; // standard deviations
+    Config config{.routed_tile = {.num_tokens = tile.num_tokens}, .narrow_widths = tile.narrow};
     double cost = 0, weights = 0;
     for (double z = -kMost; z <= kMost; z += kStep) {
-        const double weight = std::exp(-z * z / 2), rows = std::max(1.0, mean + z * std::sqrt(mean));
-        const int blocks = static_cast<int>(std::ceil(rows / num_tokens));
-        const int step = plan::width_step(num_tokens), groups = ceil_div(static_cast<int>(std::ceil(rows)), step);
-        const int share = groups / blocks * step, num_longer = groups % blocks; // those have a group more
-        cost += weight * ((blocks - num_longer) * plan::width_of(num_tokens, share) +
-                             num_longer * plan::width_of(num_tokens, share + step) + blocks * kBlockCost);
+        const double weight = std::exp(-z * z / 2), rows = std::ceil(std::max(1.0, mean + z * std::sqrt(mean)));
+        const int num_blocks = static_cast<int>(std::ceil(rows / tile.num_tokens));
+        const plan::ExpertBlocks blocks(config, static_cast<int>(rows), num_blocks);
+        cost += weight * (blocks.num_places() + num_blocks * kBlockCost);
         weights += weight;
     }
     return cost / weights;
 }
 
-// Of the tiles for many rows the one that multiplies least. Wider ones than these leave the fragments no registers, and
-// the widest one leaves none for the activation in exact math.
-int routed_tokens_for_many(double mean, bool fast_math) {
-    static constexpr int kTiles[] = {48, 64, 88, 104, 160};
-    return *std::ranges::min_element(std::span(kTiles).first(fast_math ? 5 : 4), {},
-        [&](int tokens) { return expected_cost_of_expert(mean, tokens); });
+// Of the tiles for many rows the one that multiplies least. `num_tokens`: only of those of as many, if there are any.
+TileOfMany tile_for_many(double mean, bool fast_math, int num_tokens = 0) {
+    TileOfMany best{.num_tokens = num_tokens, .narrow = {0, 0}};
+    double least_cost = 0;
+    for (const TileOfMany& tile : kTilesOfMany) {
+        if (num_tokens != 0 ? tile.num_tokens != num_tokens : tile.num_tokens == kWidestTile && !fast_math)
+            continue;
+        const double cost = expected_cost_of_expert(mean, tile);
+        if (best.narrow.least == 0 || cost < least_cost) {
+            best = tile;
+            least_cost = cost;
+        }
+    }
+    return best;
 }
 
 // Small tiles hold an expert's rows at the given mean in most cases: mean plus about two standard deviations.
@@ -87,7 +104,7 @@ int routed_tokens_for(Architecture arch, double mean, bool fast_math) {
     for (const Step& step : kSM90)
         if (mean <= step.mean)
             return step.num_tokens;
-    return routed_tokens_for_many(mean, fast_math);
+    return tile_for_many(mean, fast_math).num_tokens;
 }
 
 int chosen(int override, int otherwise) {
@@ -128,7 +145,10 @@ Load routed_load(const Problem& problem, const DeviceFacts& device) {
     tokens = chosen(problem.overrides.routed_tokens, tokens);
     Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
         .num_l1_tiles = 0,
-        .num_l2_tiles = 0};
+        .num_l2_tiles = 0,
+        .narrow_widths = problem.overrides.narrow_widths};
+    if (device.arch == Architecture::kSM90 && load.narrow_widths.least == 0)
+        load.narrow_widths = tile_for_many(mean, problem.fast_math, tokens).narrow;
     const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
     load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shape.hidden, load.tile.num_rows));
@@ -298,7 +318,8 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_math_warpgroups = kNumMathWarpgroups,
         .num_threads = device.arch == Architecture::kSM100 ? kNumThreadsSM100 : kNumThreads,
         .num_ctas_per_sm = per_sm,
-        .num_cluster_ctas = per_tile};
+        .num_cluster_ctas = per_tile,
+        .narrow_widths = per_sm == 1 ? routed.narrow_widths : NarrowWidths{0, 0}};
     config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
     return config;
 }
@@ -349,6 +370,13 @@ const char* config_fault(const Config& config) {
         return "fewer than two pipeline stages fit into shared memory";
     if (plan::shared_memory_bytes(config) > plan::shared_memory_budget(config.num_ctas_per_sm))
         return "shared memory is exceeded";
+    if (const NarrowWidths& narrow = config.narrow_widths; narrow.middle != 0 || narrow.least != 0) {
+        if (config.arch != Architecture::kSM90)
+            return "narrower mainloops are for sm_90a";
+        if (narrow.least < plan::kMinTokenTile || narrow.least >= narrow.middle ||
+            narrow.middle >= config.routed_tile.num_tokens || narrow.least % 8 != 0 || narrow.middle % 8 != 0)
+            return "the narrow widths are no descending multiples of 8 below the routed token tile";
+    }
     if (config.arch == Architecture::kSM100) {
         if (config.routed_tile.num_tokens % 16 != 0 || config.shared_tile.num_tokens % 16 != 0)
             return "a token tile is no multiple of 16";

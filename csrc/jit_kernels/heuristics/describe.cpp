@@ -1,5 +1,6 @@
 #include "describe.hpp"
 
+#include "deep_gemm_k3/plan/pool_rows.cuh"
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 
@@ -137,7 +138,9 @@ std::string config_literal(const Config& c) {
         .field("num_math_warpgroups", c.num_math_warpgroups)
         .field("num_threads", c.num_threads)
         .field("num_ctas_per_sm", c.num_ctas_per_sm)
-        .field("num_cluster_ctas", c.num_cluster_ctas);
+        .field("num_cluster_ctas", c.num_cluster_ctas)
+        .field("narrow_widths",
+            Literal().field("middle", c.narrow_widths.middle).field("least", c.narrow_widths.least).text());
     return config.text();
 }
 
@@ -150,7 +153,8 @@ json::Value config_json(const Config& c) {
         {"splits", Object{{"routed_l1", c.splits.routed_l1}, {"routed_l2", c.splits.routed_l2},
                        {"shared_l1", c.splits.shared_l1}, {"shared_l2", c.splits.shared_l2}}},
         {"num_stages", c.num_stages}, {"num_math_warpgroups", c.num_math_warpgroups}, {"num_threads", c.num_threads},
-        {"num_ctas_per_sm", c.num_ctas_per_sm}, {"num_cluster_ctas", c.num_cluster_ctas}};
+        {"num_ctas_per_sm", c.num_ctas_per_sm}, {"num_cluster_ctas", c.num_cluster_ctas},
+        {"narrow_widths", Object{{"middle", c.narrow_widths.middle}, {"least", c.narrow_widths.least}}}};
 }
 
 BufferShape shape_from_json(const json::Value& given) {
@@ -172,7 +176,8 @@ json::Value overrides_json(const Overrides& o) {
         {"shared_rows", o.shared_rows}, {"num_ctas_per_sm", o.num_ctas_per_sm},
         {"num_cluster_ctas", o.num_cluster_ctas}, {"num_stages", o.num_stages},
         {"splits", Object{{"routed_l1", o.splits.routed_l1}, {"routed_l2", o.splits.routed_l2},
-                       {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}}};
+                       {"shared_l1", o.splits.shared_l1}, {"shared_l2", o.splits.shared_l2}}},
+        {"narrow_widths", Object{{"middle", o.narrow_widths.middle}, {"least", o.narrow_widths.least}}}};
 }
 
 void require_names(const json::Value& given, const char* what, std::span<const std::string_view> names) {
@@ -186,8 +191,8 @@ void require_names(const json::Value& given, const char* what, std::span<const s
 }
 
 Overrides overrides_from_json(const json::Value& given) {
-    static constexpr std::string_view kNames[] = {
-        "routed_tokens", "shared_tokens", "shared_rows", "num_ctas_per_sm", "num_cluster_ctas", "num_stages", "splits"};
+    static constexpr std::string_view kNames[] = {"routed_tokens", "shared_tokens", "shared_rows", "num_ctas_per_sm",
+        "num_cluster_ctas", "num_stages", "splits", "narrow_widths"};
     require_names(given, "overrides", kNames);
     Overrides overrides{.routed_tokens = given.int_or("routed_tokens", 0),
         .shared_tokens = given.int_or("shared_tokens", 0),
@@ -195,7 +200,8 @@ Overrides overrides_from_json(const json::Value& given) {
         .num_ctas_per_sm = given.int_or("num_ctas_per_sm", 0),
         .num_cluster_ctas = given.int_or("num_cluster_ctas", 0),
         .num_stages = given.int_or("num_stages", 0),
-        .splits = {}};
+        .splits = {},
+        .narrow_widths = {}};
     if (const json::Value* splits = given.find("splits")) {
         static constexpr std::string_view kPhases[] = {"routed_l1", "routed_l2", "shared_l1", "shared_l2"};
         require_names(*splits, "splits", kPhases);
@@ -203,6 +209,11 @@ Overrides overrides_from_json(const json::Value& given) {
             .routed_l2 = splits->int_or("routed_l2", 0),
             .shared_l1 = splits->int_or("shared_l1", 0),
             .shared_l2 = splits->int_or("shared_l2", 0)};
+    }
+    if (const json::Value* widths = given.find("narrow_widths")) {
+        static constexpr std::string_view kWidths[] = {"middle", "least"};
+        require_names(*widths, "narrow_widths", kWidths);
+        overrides.narrow_widths = {.middle = widths->int_or("middle", 0), .least = widths->int_or("least", 0)};
     }
     return overrides;
 }

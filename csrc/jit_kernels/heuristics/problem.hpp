@@ -21,6 +21,7 @@ struct Overrides {
     int num_cluster_ctas;
     int num_stages;
     SplitCounts splits;
+    NarrowWidths narrow_widths; // of a routed tile
 };
 
 // Everything a launch depends on. `signature` fields are compared between ranks; the two token counts are not among

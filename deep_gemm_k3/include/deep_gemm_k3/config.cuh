@@ -35,6 +35,12 @@ struct TileShape {
     int num_k;      // K extent of one pipeline stage
 };
 
+// Narrower instances of the mainloop of a routed tile, both or none (0).
+struct NarrowWidths {
+    int middle;
+    int least;
+};
+
 // K splits per GEMM phase; 1 = not split. Split tiles meet in FP32 partials summed in ascending split order.
 struct SplitCounts {
     int routed_l1;
@@ -61,6 +67,7 @@ struct Config {
     int num_threads;
     int num_ctas_per_sm;
     int num_cluster_ctas = 1; // CTAs that multiply a tile together: each its rows, all the same tokens. 2 on SM100 only
+    NarrowWidths narrow_widths = {0, 0};
 
     DG_HOST_DEVICE constexpr bool has_shared() const { return shared_output != SharedOutput::kNone; }
     DG_HOST_DEVICE constexpr bool is_published() const {

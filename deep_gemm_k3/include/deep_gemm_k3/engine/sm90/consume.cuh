@@ -34,7 +34,7 @@ using ExchangeOf = typename SelectExchange<plan::has_exchange(C), C>::Type;
 template <Config C, int kWidth>
 __device__ __forceinline__ void run_mainloop(const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline,
     typename RoutedMainloop<C>::Accumulators& acc) {
-    constexpr int kNarrower = plan::has_widths(C) ? plan::narrower_width(C.routed_tile.num_tokens, kWidth) : 0;
+    constexpr int kNarrower = plan::has_widths(C) ? plan::narrower_width(C, kWidth) : 0;
     if constexpr (kNarrower != 0) {
         if (record.task.num_valid_tokens <= kNarrower) {
             run_mainloop<C, kNarrower>(ctx, record, pipeline, acc);

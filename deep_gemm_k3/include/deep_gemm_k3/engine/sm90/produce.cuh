@@ -50,7 +50,7 @@ struct RoutedSource {
                  plan::operand_tile_offset(C.routed_tile.num_tokens, num_k, task.block, first_stage);
         token_bytes_ = kTokenBytes;
         if constexpr (plan::has_widths(C))
-            token_bytes_ = plan::width_of(C.routed_tile.num_tokens, task.num_valid_tokens) * 256;
+            token_bytes_ = plan::width_of(C, task.num_valid_tokens) * 256;
     }
     __device__ __forceinline__ uint32_t weight_bytes() const { return num_blocks * plan::kUnitBytes; }
     __device__ __forceinline__ uint32_t token_bytes() const { return token_bytes_; }
