@@ -22,13 +22,14 @@ def emulated() -> Iterator[None]:
     service.configure()
 
 
-# Two experts, or two a rank. 70 rows of each fill one block of 88 tokens, 100 rows three of 32, 32 and 36; of the widest tile
-# 300 rows fill two blocks of 144 and 156, 290 rows two of 130 and 160, 170 rows two of 88 and 82. With a linear beta of
-# 1/32 warps have ups beyond the series of tanh, with one of 25 none has.
+# Two experts, or two a rank. 70 rows of each fill one block of 88 tokens, 110 rows two of 48 and 62, 100 rows three of 32, 32
+# and 36; of the widest tile 300 rows fill two blocks of 144 and 156, 290 rows two of 130 and 160, 170 rows two of 88 and 82.
+# With a linear beta of 1/32 warps have ups beyond the series of tanh, with one of 25 none has.
 @pytest.mark.parametrize(
     ("tokens", "tile", "mode", "adversary", "linear_beta"),
     [
         pytest.param((70,), 88, "dense", "random", None, id="one block an expert, dense"),
+        pytest.param((110,), 72, "routed", "random", None, id="two blocks an expert"),
         pytest.param((60, 45), 88, "rs", "latest", None, id="two ranks, published"),
         pytest.param((100,), 48, "routed", "earliest", 25.0, id="three blocks an expert, fast math"),
         pytest.param((100,), 48, "routed", "latest", 1 / 32, id="three blocks an expert, fast math, large ups"),

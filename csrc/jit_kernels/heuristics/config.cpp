@@ -51,7 +51,7 @@ struct TileOfMany {
     NarrowWidths narrow;
 };
 constexpr TileOfMany kTilesOfMany[] = {
-    {48, {40, 32}}, {64, {56, 48}}, {88, {80, 72}}, {104, {96, 88}}, {160, {144, 112}}, {160, {144, 88}}};
+    {48, {40, 32}}, {72, {56, 48}}, {88, {80, 72}}, {104, {88, 80}}, {160, {144, 112}}, {160, {144, 88}}};
 constexpr int kWidestTile = 160; // leaves no registers for the activation in exact math
 
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
