@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,25 @@ HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 
 
-def calls_without_findings(monkeypatch: pytest.MonkeyPatch, target: str) -> Iterator[None]:
-    """For a fixture: CPU tensors stand for a GPU of `target`, and the emulator finds nothing in a test's calls."""
-    monkeypatch.setenv(envs.CPU_TARGET.name, target)
-    service.clear()
-    yield
-    found = service.report()["findings"]
-    service.configure()
-    assert not found, found
+def fresh_emulator(target: str = "", *, autouse: bool = False, may_find: bool = False) -> Any:
+    """A fixture, to be given a name in a test's module: the emulator behind CPU tensors has seen nothing when a test begins,
+    and its schedule is the usual one when the test is over, whatever the test chose.
+
+    CPU tensors stand for a GPU of `target`; empty: for what the environment says. A finding in a test's calls fails the test
+    unless it `may_find` some.
+    """
+
+    @pytest.fixture(autouse=autouse)
+    def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        if target:
+            monkeypatch.setenv(envs.CPU_TARGET.name, target)
+        service.clear()
+        yield
+        found = service.report()["findings"]
+        service.configure()
+        assert may_find or not found, found
+
+    return emulator
 
 
 def one_op(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
+from emu_support import fresh_emulator
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3 import envs
@@ -24,13 +23,7 @@ SHAPE = WorldShape(
     shared_hidden=384,
     shared_intermediate=128,
 )
-
-
-@pytest.fixture
-def emulated() -> Iterator[None]:
-    service.clear()
-    yield
-    service.configure()
+emulated = fresh_emulator()
 
 
 def _calls(given: RankInput, num_calls: int, num_sms: int = 3) -> list[torch.Tensor]:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from emu_support import fresh_emulator
 
 from deep_gemm_k3 import envs
-from deep_gemm_k3.emulator import service
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RunOptions, check_world
 
 SITU = Options("situ", None, 4.0, 25.0)
-
-
-@pytest.fixture(autouse=True)
-def _clear() -> Iterator[None]:
-    service.clear()
-    yield
-    service.configure()
+emulated = fresh_emulator(autouse=True)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +27,3 @@ def test_many_ranks(ranks: int, target: str, mode: str, monkeypatch: pytest.Monk
     world = make_world(shape, 1, "k3_router", "exact", target)
     # One kernel for all token counts.
     check_world(world, SITU, mode, RunOptions(fast_math=False, batch_invariant=True, calls=3), bitwise=True)
-    assert not service.report()["findings"]

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emu_support import HEADER, compile_cuda, cuda_module
+from emu_support import HEADER, compile_cuda, cuda_module, fresh_emulator
 from typer.testing import CliRunner
 
-from deep_gemm_k3 import envs
 from deep_gemm_k3.demo import checks
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
 from deep_gemm_k3.emulator import Device, EmulatorError, Launch, Module, service
 from deep_gemm_k3.emulator.cli import app
+
+hopper = fresh_emulator("sm_90a")
 
 # Warp 0 waits at a barrier for warp 1, which counts for a while first.
 TWO_ROLES = """
@@ -110,11 +111,9 @@ def test_command_writes_a_trace(tmp_path: Path) -> None:
     assert {names[e["pid"], e["tid"]] for e in runs} == {"a, CTA 0 warp 0", "b, CTA 0 warp 1"}
 
 
-def test_the_fused_kernels_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernels_roles(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of the Hopper kernel: what each role does, whose memory it touches, and what waits are called."""
-    monkeypatch.setenv(envs.CPU_TARGET.name, "sm_90a")
     monkeypatch.setattr(service, "_observe_once", lambda: None)
-    service.clear()
     service.observe(trace=True)
     service.configure(race_detection=True)
     try:
@@ -128,7 +127,6 @@ def test_the_fused_kernels_roles(monkeypatch: pytest.MonkeyPatch) -> None:
         report, trace = service.report(), service.trace()
     finally:
         service.observe()
-        service.configure()
     assert all(row.passed for row in rows)
     of, total = report["roles"], report["counters"]
     assert {name for name, counters in of.items() if counters["instructions"]} == {"math", "producer", "dispatch"}

@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from emu_support import compile_cuda
+from emu_support import compile_cuda, fresh_emulator
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.bench import trace
-from deep_gemm_k3.emulator import Device, EmulatorError, Module, service
+from deep_gemm_k3.emulator import Device, EmulatorError, Module
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.data import WorldShape, make_world
 
@@ -76,6 +76,7 @@ def test_a_kernel_has_no_other_kernels_variables(kernel: str, size: int) -> None
         Device().launch(module, kernel, 1, 32, shared_bytes=dynamic_bytes + 16, params=[out])
 
 
+emulated = fresh_emulator()
 SHAPE = WorldShape(
     tokens=(21,), experts=6, topk=3, hidden=384, intermediate=256, shared_tokens=18, shared_hidden=384,
     shared_intermediate=128,
@@ -83,12 +84,11 @@ SHAPE = WorldShape(
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
-def test_traced_kernels_run(target: str) -> None:
+def test_traced_kernels_run(emulated: None, target: str) -> None:
     """The same bits as without a timeline, and events of every warp that has any, in the order of time."""
     given = make_world(SHAPE, 2, target=target)[0]
     shared = given.shared
     assert shared is not None
-    service.clear()
     outputs = []
     for is_traced in (False, True):
         buffer = dg.get_symm_buffer_for_mega_moe(
@@ -126,4 +126,3 @@ def test_traced_kernels_run(target: str) -> None:
     for one, other in pairwise(marks):
         assert (one.cta, one.warp) != (other.cta, other.warp) or one.us <= other.us
     assert trace.chrome_trace(timeline)["traceEvents"]
-    assert not service.report()["findings"]

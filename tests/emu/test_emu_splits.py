@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from emu_support import calls_without_findings
+from emu_support import fresh_emulator
 
 from deep_gemm_k3._extension import ops
 from deep_gemm_k3.testing.data import WorldShape, make_world
@@ -15,11 +14,7 @@ from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RunOptions, Session, check_world
 
 SITU = Options("situ", None, 4.0, 25.0)
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from calls_without_findings(monkeypatch, "sm_90a")
+hopper = fresh_emulator("sm_90a", autouse=True)
 
 
 def check(shape: WorldShape, mode: str, num_sms: int, overrides: dict[str, Any], routing: str = "uniform") -> None:

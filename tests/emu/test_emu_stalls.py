@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
-from emu_support import compile_cuda
+from emu_support import compile_cuda, fresh_emulator
 
 import deep_gemm_k3 as dg
 from deep_gemm_k3 import _extension
@@ -52,13 +52,7 @@ extern "C" __global__ void k(int* out, volatile int* flag) {
     while (*flag == 0) {}
     out[threadIdx.x] = *flag;
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _default_schedule() -> Iterator[None]:
-    service.clear()
-    yield
-    service.configure()
+emulated = fresh_emulator(autouse=True, may_find=True)
 
 
 def in_thread(body: Callable[[], Any]) -> Future[Any]:

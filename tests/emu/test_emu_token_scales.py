@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from emu_support import fresh_emulator
 
 import deep_gemm_k3 as dg
-from deep_gemm_k3.emulator import service
 from deep_gemm_k3.mega.weights import transform_weights_for_mega_moe
 from deep_gemm_k3.testing import data, metrics
 from deep_gemm_k3.testing.oracle import Options
@@ -30,11 +29,7 @@ def moved(target: str, by: int) -> tuple[RankInput, int]:
     return RankInput(replace(routed, x_sf=pack_ue8m0(codes.to(torch.uint8))), *weights), int(codes.max())
 
 
-@pytest.fixture(autouse=True)
-def _clear() -> Iterator[None]:
-    service.clear()
-    yield
-    service.configure()
+emulated = fresh_emulator(autouse=True)
 
 
 @pytest.mark.parametrize("target", LARGEST_EXACT)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from emu_support import calls_without_findings
+from emu_support import fresh_emulator
 
 from deep_gemm_k3._extension import ops
 from deep_gemm_k3.emulator import service
@@ -28,12 +27,7 @@ CLAMPED = Options("swiglu", activation_clamp=2048.0)
 PAIR, ALONE = 2, 1  # SMs of a rank: an even number is used in pairs
 
 ONE = WorldShape((40,), 4, 2, 256, 256, 40, 384, 256)
-
-
-@pytest.fixture(autouse=True)
-def blackwell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CPU tensors stand for a Blackwell GPU, and nothing may be found that the hardware does not promise to bear."""
-    yield from calls_without_findings(monkeypatch, "sm_100a")
+blackwell = fresh_emulator("sm_100a", autouse=True)
 
 
 def check(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from emu_support import calls_without_findings
+from emu_support import fresh_emulator
 
 from deep_gemm_k3 import envs
 from deep_gemm_k3.mega.weights import transform_weights_for_mega_moe
@@ -21,11 +20,7 @@ from deep_gemm_k3.testing.world import RankInput, SharedInput
 SITU = Options("situ", None, 4.0, 25.0)
 CLAMPED = Options("swiglu", activation_clamp=1.5)
 SHAPE = WorldShape((21, 6), 8, 2, 256, 256, 20, 384, 128)
-
-
-@pytest.fixture(autouse=True)
-def blackwell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    yield from calls_without_findings(monkeypatch, "sm_100a")
+blackwell = fresh_emulator("sm_100a", autouse=True)
 
 
 def one_of_each_row(codes: torch.Tensor, g: Draws) -> torch.Tensor:
