@@ -1,11 +1,13 @@
 """``python -m deep_gemm_k3 bench``: producer, sweep, cost, tune, plot, table.
 
-Every command checks results against the oracle before and after it times them, and prints no time for a wrong one.
+Every command checks results against the oracle before and after it times them, and prints no time for a wrong one. When
+something that was asked for has no time, the last line says so and the exit code is 1; records are written all the same.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -271,7 +273,7 @@ def cost(
     given = {**locals(), "ranks": 1}
     from .jobs import cost as job
 
-    job(_shape(given), varied_of(vary), setting_of(_numbers(given)))
+    _conclude([job(_shape(given), varied_of(vary), setting_of(_numbers(given))).failures])
 
 
 @app.command()
@@ -296,7 +298,7 @@ def tune(
     given = Numbers(
         device, calls, replays, 0, 1, "uniform", sample, False, False, 0.0, 0.0, json_path, None, None, "{}"
     )
-    job(Shape(8, shared_tokens=64), points_of(points), setting_of(given))
+    _conclude([job(Shape(8, shared_tokens=64), points_of(points), setting_of(given)).failures])
 
 
 def points_of(path: Path) -> list[dict[str, Any]]:
@@ -364,9 +366,19 @@ def _start(name: str, arguments: tuple[Any, ...], given: Numbers, more: tuple[An
 
     setting = setting_of(given)
     if given.gpus:
-        processes.launch(given.gpus, name, arguments, setting, more)
+        _conclude(processes.launch(given.gpus, name, arguments, setting, more))
     else:
-        getattr(jobs, name)(*arguments, setting, *more)
+        _conclude([getattr(jobs, name)(*arguments, setting, *more).failures])
+
+
+def _conclude(failures: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Ends the command by what each process has no time for; what fails on several is told once."""
+    from .report import failure_line
+
+    found = next(filter(None, failures), None)
+    if found:
+        print(failure_line(found))
+        raise typer.Exit(1)
 
 
 def _shape(given: dict[str, Any]) -> Any:

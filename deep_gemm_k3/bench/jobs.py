@@ -131,8 +131,7 @@ def _measure(bench: Bench, mode: str, setting: Setting, run: report.Run, **more:
     try:
         row = {**bench.measure(mode, setting.effort, setting.ceilings), **more}
     except (CheckFailed, RuntimeError) as error:
-        setting.say(f"{mode} M={bench.shape.tokens}: no time: {type(error).__name__}: {str(error).splitlines()[0]}")
-        run.data.setdefault("failures", []).append({"mode": mode, "shape": bench.shape.__dict__, "error": str(error)})
+        setting.say(f"{mode} M={bench.shape.tokens}: no time: {run.fail(mode, bench.shape, error, **more)}")
         bench.renew()  # a buffer that saw an abort refuses all further calls
         return None
     row = run.add({**row, "took_s": round(time.monotonic() - begin, 2)})
@@ -181,8 +180,7 @@ def _turns(
     try:
         samples = bench.in_turns(modes, setting.effort, setting.rounds, beside)
     except (CheckFailed, RuntimeError) as error:
-        setting.say(f"modes in turns: no times: {type(error).__name__}: {str(error).splitlines()[0]}")
-        run.data.setdefault("failures", []).append({"mode": "in turns", "error": str(error)})
+        setting.say(f"modes in turns: no times: {run.fail('in turns', bench.shape, error, cold=is_cold)}")
         return {}
     for found in report.overheads(samples):
         found |= {"cold": is_cold, "tokens": bench.shape.tokens}
@@ -201,7 +199,7 @@ def _communication(world: World, shape: Shape, setting: Setting, run: report.Run
         rows = shape.shared_tokens
         us = max(world.agreed(lambda: [reduce_scatter_us(rows, shape, setting.device, setting.effort)]))
     except RuntimeError as error:
-        setting.say(f"        reduce-scatter: no time: {str(error).splitlines()[0]}")
+        setting.say(f"        reduce-scatter: no time: {run.fail('reduce-scatter', shape, error)}")
         return
     run.data.setdefault("reduce_scatter", []).append({"shared_tokens": shape.shared_tokens, "us": us})
     setting.say(f"        reduce-scatter of a dense output [{shape.shared_tokens}, {shape.shared_hidden}]: {us:.1f} us")
@@ -212,8 +210,8 @@ def traced(bench: Bench, mode: str, setting: Setting, run: report.Run) -> None:
     try:
         memory = _traced_calls(bench, mode, setting.device)
     except RuntimeError as error:
-        setting.say(f"        timeline of {mode}, M={bench.shape.tokens}: none: {str(error).splitlines()[0]}")
-        run.data.setdefault("failures", []).append({"mode": f"traced {mode}", "error": str(error)})
+        reason = run.fail(f"timeline of {mode}", bench.shape, error)
+        setting.say(f"        timeline of {mode}, M={bench.shape.tokens}: none: {reason}")
         return
     path = setting.trace_path
     for rank, part in memory.items():
@@ -281,7 +279,7 @@ def sweep(shape: Shape, what: Sweep, setting: Setting) -> report.Run:
             _communication(world, s, setting, run)
             bench.destroy()
             if baselines is not None and rows[0] is not None:
-                _add_baselines(baselines, s, rows[0], turns, setting)
+                _add_baselines(baselines, s, rows[0], setting, run)
             run.save(setting.json_path)
     finally:
         world.close()
@@ -297,16 +295,15 @@ def _numbered(path: Path, mark: object) -> Path:
     return path.with_name(f"{name}-{mark}{''.join(path.suffixes)}")
 
 
-def _add_baselines(
-    baselines: Baselines, shape: Shape, row: dict[str, Any], turns: Mapping[str, float], setting: Setting
-) -> None:
+def _add_baselines(baselines: Baselines, shape: Shape, row: dict[str, Any], setting: Setting, run: report.Run) -> None:
     """The unfused parts to the fused call's record, with the verdicts."""
     routed = routed_input(shape, setting.effort.seeds[0], 0, setting.device, setting.effort.routing)
     try:
         parts = baselines.all(shape, routed.topk_idx)
     except RuntimeError as error:  # the fused call's records do not depend on what torch can do
-        setting.say(f"        unfused: no times: {str(error).splitlines()[0]}")
+        setting.say(f"        unfused: no times: {run.fail('unfused', shape, error)}")
         return
+    turns = row.get("in_turns_us", {})
     fused = turns.get(row["mode"], row["us"])
     if "routed" in turns:
         parts["own_sum_us"] = turns["routed"] + turns["apart"]

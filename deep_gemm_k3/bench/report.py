@@ -18,7 +18,7 @@ import torch
 
 from ..jit.source import INCLUDE_DIR
 from . import peers, trace
-from .work import Ceilings
+from .work import Ceilings, Shape
 
 SCHEMA = "deep_gemm_k3.bench/1"
 
@@ -89,6 +89,16 @@ class Run:
         self.data["rows"].append(complete)
         return complete
 
+    def fail(self, mode: str, shape: Shape, error: Exception, **more: Any) -> str:
+        """Record that something that was asked for has no time; gives the reason in one line."""
+        failure = {**more, "mode": mode, "shape": asdict(shape), "error": str(error)}
+        self.data.setdefault("failures", []).append(failure)
+        return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        return list(self.data.get("failures", ()))
+
     def save(self, path: Path | None) -> None:
         if path is None:
             return
@@ -134,6 +144,13 @@ def line(row: Mapping[str, Any]) -> str:
         f"{row['relative_error']:8.1e} {best} {goal}  tile {plan['routed_tokens']} shared {plan['shared_tokens']} ctas "
         f"{plan['num_ctas_per_sm']} stages {plan['num_stages']} splits {splits}"
     )
+
+
+def failure_line(failures: Sequence[Mapping[str, Any]]) -> str:
+    """How many points have no time, and which."""
+    named = dict.fromkeys(f"{f['mode']} M={f['shape']['tokens']}" for f in failures)
+    said = "1 point has" if len(failures) == 1 else f"{len(failures)} points have"
+    return f"{said} no time: {', '.join(named)}"
 
 
 def baseline_line(parts: Mapping[str, float], verdicts: Mapping[str, bool]) -> str:

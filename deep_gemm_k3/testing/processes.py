@@ -9,9 +9,11 @@ The processes stay for further runs, so what a body keeps in its module is there
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -202,6 +204,8 @@ def _serve(pipe: connection.Connection, place: _Place) -> None:
                 outcome.value = body(place.rank, place.size, *args)
             except BaseException:
                 outcome.error = traceback.format_exc()
+        with contextlib.suppress(OSError):  # nobody reads on
+            sys.stdout.flush()  # before the caller goes on; the process's abrupt end drops what is held back
         try:
             reply = pickle.dumps(outcome)
         except Exception:

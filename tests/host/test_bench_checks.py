@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from deep_gemm_k3.bench import case, check, data, jobs
+from deep_gemm_k3 import __main__ as cli
+from deep_gemm_k3.bench import case, check, data, jobs, measure, report
 from deep_gemm_k3.bench.measure import Bench, Effort, World
 from deep_gemm_k3.bench.work import Shape
 from deep_gemm_k3.mega.plan import Plan
@@ -53,6 +56,66 @@ def test_a_failure_is_recorded_and_the_next_mode_starts_afresh(monkeypatch: pyte
     assert bench.cases[0] is not first
     assert jobs._measure(bench, "rs", setting, run) is not None
     bench.destroy()
+
+
+TUNE = "POINTS --device cpu --calls 1 --replays 1"
+REST = "--device cpu --calls 1 --replays 1 --eager 0 --sample 4 --experts 2 --topk 1 --shared-tokens 2 " + " ".join(
+    f"--{name.replace('_', '-')} {width}" for name, width in TINY.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "last", "timed"),
+    [
+        (f"producer {REST} --tokens 3 --modes dense --no-warm", "", "dense ", 1),
+        (
+            f"producer {REST} --tokens 3 --modes dense,rs --no-warm --rounds 1",
+            "rs",
+            "2 points have no time: rs M=3, in turns M=3",
+            1,
+        ),
+        (
+            f"sweep {REST} --tokens 1,2 --modes routed --no-baselines",
+            "routed",
+            "2 points have no time: routed M=1, routed M=2",
+            0,
+        ),
+        (f"cost {REST} --tokens 2 --vary topk=1,2", "dense", "2 points have no time: dense M=2", 0),
+        (f"tune {TUNE}", "routed", "1 point has no time: routed M=1", 1),
+    ],
+)
+def test_what_has_no_time_is_told_last_and_fails_the_command(
+    line: str, wrong: str, last: str, timed: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def compare(one: case.Case, wanted: check.Expected) -> float:
+        if one.mode == wrong:
+            raise check.CheckFailed("y: wanted something else")
+        return check.compare(one, wanted)
+
+    monkeypatch.setattr(measure, "compare", compare)
+    small, tune = Shape(2, 2, 1, shared_tokens=2, **TINY), jobs.tune
+    monkeypatch.setattr(jobs, "tune", lambda _, points, setting: tune(small, points, setting))
+    saved, points = tmp_path / "run.json", tmp_path / "points.json"
+    points.write_text(json.dumps([{"tokens": 2}, {"tokens": 1, "mode": "routed"}]))
+    arguments = line.replace("POINTS", str(points)).split()
+    assert cli.main(["bench", *arguments, "--json", str(saved)]) == (1 if wrong else 0)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+    run = report.load(saved)
+    assert len(run["rows"]) == timed
+    assert len(run.get("failures", ())) == (int(last.split()[0]) if wrong else 0)
+
+
+def test_unfused_parts_without_a_time_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("")  # says nothing
+
+    monkeypatch.setattr(jobs.Baselines, "all", wrong)
+    said: list[str] = []
+    setting = jobs.Setting(CPU, effort=Effort(1, 1, 0, (1,)), rounds=0, say=said.append)
+    run = jobs.sweep(Shape(2, 2, 1, shared_tokens=2, **TINY), jobs.Sweep([2], ("dense",)), setting)
+    assert len(run.data["rows"]) == 1 and "        unfused: no times: RuntimeError" in said
+    assert report.failure_line(run.failures) == "1 point has no time: unfused M=2"
 
 
 @pytest.mark.parametrize("mode", ["rs", "sp_rs"])
