@@ -53,8 +53,12 @@ def _version_of(distribution: str) -> str | None:
 class Driver:
     """libcuda, opened by name and asked through functions that need no context."""
 
+    _NOTHING_HERE = (34, 100)  # CUDA_ERROR_STUB_LIBRARY, CUDA_ERROR_NO_DEVICE
     _MULTICAST_SUPPORTED = 132
     _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+
+    fault = 0
+    """Why it refuses to start, where that is not for want of a GPU; `devices` finds out."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")
@@ -72,7 +76,9 @@ class Driver:
 
     def devices(self) -> list[Device]:
         count = ctypes.c_int()
-        if self.lib.cuInit(0) != 0 or self.lib.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        error = self.lib.cuInit(0) or self.lib.cuDeviceGetCount(ctypes.byref(count))
+        if error:
+            self.fault = 0 if error in self._NOTHING_HERE else error
             return []
         found = []
         for ordinal in range(count.value):
@@ -148,12 +154,11 @@ def check_cache() -> Iterator[Finding]:
     try:
         cache.root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache.root):
-            pass
+            entries = list(cache.entries())
     except OSError as error:
         found = f"{cache.root}: {error.strerror}; every process compiles for itself"
         yield Finding("cache", NOTE, found, "export DGK3_CACHE_DIR=a directory you may write")
         return
-    entries = list(cache.entries())
     damaged = [entry for entry in entries if entry.artefact is None]
     size = sum(entry.size for entry in entries) / 1e6
     yield Finding("cache", OK, f"{cache.root}: {len(entries)} kernels, {size:.1f} MB")
@@ -185,6 +190,10 @@ def torch_has_cuda() -> bool:
 def check_devices(driver: Driver | None, devices: list[Device]) -> Iterator[Finding]:
     if driver is None:
         yield Finding("driver", NOTE, "no libcuda: CPU tensors only")
+        return
+    if driver.fault:
+        found = f"CUDA {driver.version()} refuses to start, CUresult {driver.fault}"
+        yield Finding("driver", MISSING, found, "nvidia-smi, which tells more; then the driver and its services")
         return
     yield Finding("driver", OK, f"CUDA {driver.version()}")
     if not devices:

@@ -54,7 +54,8 @@ def plan(
     literal: Annotated[bool, typer.Option("--literal", help="Print the Config as the kernel's source has it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a call would run: configuration, bytes and the reasons. Nothing is allocated or compiled."""
+    """Show what a call would run: configuration, bytes and the reasons; exit code 1 when it cannot be launched. Nothing is
+    allocated or compiled."""
     has_shared = shared is not SharedOutput.none
     problem: dict[str, Any] = {
         "num_ranks": ranks,
@@ -85,11 +86,11 @@ def plan(
         raise typer.Exit(2) from None
     if as_json:
         print(json.dumps({**planned.data, "num_configs": len(configs)}, indent=2))
-        return
-    print(planned.explain())
-    print(f"warm-up   {len(configs)} configurations for all token counts of this signature\n")
-    print(planned.byte_table())
-    if literal:
-        print(f"\n{planned.literal}")
+    else:
+        print(planned.explain())
+        print(f"warm-up   {len(configs)} configurations for all token counts of this signature\n")
+        print(planned.byte_table())
+        if literal:
+            print(f"\n{planned.literal}")
     if planned.data["fault"]:
         raise typer.Exit(1)

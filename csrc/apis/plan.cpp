@@ -57,11 +57,15 @@ std::string all_configs(std::string text) {
     const int max_tokens = planned.given.int_or("max_tokens", shape.num_max_tokens);
     const int max_shared_tokens = planned.given.int_or("max_shared_tokens", shape.num_max_shared_tokens);
     json::Array out;
-    for (const Config& config : heuristics::all_configs(planned.problem, planned.device, max_tokens, max_shared_tokens))
+    for (const Config& config :
+        heuristics::all_configs(planned.problem, planned.device, max_tokens, max_shared_tokens)) {
+        const char* fault = heuristics::config_fault(config);
         out.push_back(
             json::Object{{"config", heuristics::config_json(config)}, {"literal", heuristics::config_literal(config)},
                 {"launch", heuristics::launch_shape(config, planned.device)},
-                {"tensor_memory", heuristics::tensor_memory(config)}});
+                {"tensor_memory", heuristics::tensor_memory(config)},
+                {"fault", fault ? json::Value(fault) : json::Value()}});
+    }
     return json::Value(std::move(out)).dump();
 }
 

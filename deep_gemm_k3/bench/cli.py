@@ -265,12 +265,11 @@ def cost(
     tensor_tflop_s: Tensor = 0.0,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
-    trace_path: TracePath = None,
     overrides: Overrides = "{}",
     budget_s: BudgetS = 0.0,
 ) -> None:
     """How the fused call's time grows with tokens, experts, experts per token and local ranks."""
-    given = {**locals(), "ranks": 1}
+    given = {**locals(), "ranks": 1, "trace_path": None}
     from .jobs import cost as job
 
     _conclude([job(_shape(given), varied_of(vary), setting_of(_numbers(given))).failures])
@@ -320,7 +319,7 @@ def plot(
     """Draw a saved run."""
     from . import plots, report
 
-    plots.plot(report.load(run), picture)
+    plots.plot(report.load_timed(run), picture)
     print(f"wrote {picture}")
 
 
@@ -336,7 +335,7 @@ def table(
     from . import report
     from . import table as tables
 
-    data = report.load(run)
+    data = report.load_timed(run)
     if into is None:
         print(tables.markdown(data))
     else:

@@ -118,6 +118,14 @@ def load(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
+def load_timed(path: Path) -> dict[str, Any]:
+    """A saved run that has something to show."""
+    data = load(path)
+    if not data["rows"]:
+        raise ValueError(f"{path}: wanted a run with times, given one with none")
+    return data
+
+
 # --------------------------------------------------------------------------------------------------------------- tables
 _HEADER = (
     f"{'mode':<7} {'ranks':>5} {'M':>5} {'experts':>7} {'topk':>4} {'us':>9} {'low':>9} {'eager':>9} {'MB':>7} {'Gop':>7} "

@@ -43,12 +43,11 @@ def sweep(data: Row) -> str:
     for row in data["rows"]:
         by_mode.setdefault(row["mode"], {})[row["shape"]["tokens"]] = row
     fused = [mode for mode in by_mode if mode != "routed"]
-    if not fused:
-        return publication(data)
-    first = by_mode[fused[0]]
+    main = (fused or ["routed"])[0]
+    first = by_mode[main]
     turns = any(row.get("in_turns_us") for row in first.values())
     compared = any("baselines" in row for row in first.values())
-    located = any(_where(data, fused[0], tokens) for tokens in first)
+    located = any(_where(data, main, tokens) for tokens in first)
     shown = {mode: f"everything fused, {mode}" for mode in fused}
     if "routed" in by_mode:
         shown["routed"] = "routed alone"
@@ -66,7 +65,7 @@ def sweep(data: Row) -> str:
         cells += [*_floors(row), *_peers(row)]
         if compared:
             cells += _sums(row)
-        lines.append(cells + ([_where(data, fused[0], tokens)] if located else []))
+        lines.append(cells + ([_where(data, main, tokens)] if located else []))
     return _table(head, lines) + "\n" + publication(data)
 
 

@@ -9,6 +9,7 @@ import typer
 from deep_gemm_k3.demo.checks import Row, check
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
+from deep_gemm_k3.emulator import service
 
 
 def print_verdict(rows: list[Row]) -> None:
@@ -19,6 +20,15 @@ def print_verdict(rows: list[Row]) -> None:
         print(f"{row.check:<{width}}  {row.compared:>8}  {row.distance:>18}  {row.limit:>16}  {verdict}")
 
 
+def findings() -> list[Row]:
+    """What the emulator objects to in the calls since it was cleared, told line by line; nothing where it ran none."""
+    report = service.report()
+    executed, found = report["counters"]["instructions"], report["findings"]
+    for one in found:
+        print(f"finding: {one['kind']} ({one['count']} times): {one['text']}")
+    return [Row("findings of the emulator", executed, str(len(found)), "0", not found)] if executed else []
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -27,7 +37,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda; the default is a GPU where there is one.")] = "",
 ) -> None:
-    """Run the main job on this machine and check it. Exit code 1 when a check fails."""
+    """Run the main job on this machine and check it. Exit code 1 when a check fails or the emulator finds a fault."""
     import torch
 
     try:
@@ -41,7 +51,8 @@ def demo(
     problem = Problem.for_device(chosen, seed)
     layer = make_layer(problem, progress)
     progress(f"made tokens and the {problem.shared_width}-wide shared expert")
-    rows = check(layer, run(layer, chosen, progress), progress)
+    service.clear()
+    rows = check(layer, run(layer, chosen, progress), progress) + findings()
     print_verdict(rows)
     if not all(row.passed for row in rows):
         raise typer.Exit(1)

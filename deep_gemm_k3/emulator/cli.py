@@ -82,11 +82,14 @@ def emulate(
     trace: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto here.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only decode every kernel.")] = False,
 ) -> None:
-    """Run one kernel and print its tensors, counters and findings; exit code 1 when there is a finding or a fault."""
+    """Run one kernel and print its tensors, counters and findings; exit code 1 when there is a finding or a fault, or no
+    kernel."""
     from deep_gemm_k3.emulator import Device, EmulatorError, Module
 
     try:
         module = Module.load(file)
+        if not module.kernels:
+            raise EmulatorError(f"{file}: wanted a kernel, found none")
         if check:
             module.check()
             print(f"{file}: {len(module.kernels)} kernels for {module.target}, every instruction has a model")

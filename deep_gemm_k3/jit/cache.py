@@ -26,7 +26,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deep_gemm_k3 import envs
 from deep_gemm_k3.jit.compiler import Artefact, CompileError, Compiler
@@ -135,6 +135,14 @@ class Entry:
     damage: str = ""
 
 
+class Cleared(NamedTuple):
+    """How many files were removed, of how many bytes, and which could not be, with the reason."""
+
+    files: int
+    size: int
+    kept: list[str]
+
+
 class Cache:
     """All processes that use one directory share it."""
 
@@ -237,9 +245,18 @@ class Cache:
 
     # ---- for people
 
+    def _files(self) -> list[Path]:
+        """None before the first kernel. Raises OSError for a directory that cannot be read."""
+        try:
+            return sorted(self.root.iterdir())
+        except FileNotFoundError:
+            return []
+
     def entries(self) -> Iterator[Entry]:
-        """Every artefact, verified."""
-        for path in sorted(self.root.glob("*.zip")):
+        """Every artefact, verified. Raises OSError for a directory that cannot be read."""
+        for path in self._files():
+            if path.suffix != ".zip":
+                continue
             try:
                 data = path.read_bytes()
             except OSError as error:
@@ -250,14 +267,18 @@ class Cache:
             except DamagedArtefact as error:
                 yield Entry(path, len(data), None, str(error))
 
-    def clear(self) -> tuple[int, int]:
-        """Removes everything this format wrote; (files, bytes). Running processes keep what they have loaded."""
+    def clear(self) -> Cleared:
+        """Removes everything this format wrote. Running processes keep what they have loaded."""
         files = size = 0
-        for path in sorted(self.root.iterdir()) if self.root.is_dir() else []:
+        kept = []
+        for path in self._files():
             try:
-                size += path.stat().st_size
+                num_bytes = path.stat().st_size
                 path.unlink()
-                files += 1
-            except OSError:
+            except FileNotFoundError:  # somebody else removed it
                 continue
-        return files, size
+            except OSError as error:
+                kept.append(f"{path}: {error.strerror or error}")
+                continue
+            files, size = files + 1, size + num_bytes
+        return Cleared(files, size, kept)

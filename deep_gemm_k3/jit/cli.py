@@ -69,10 +69,14 @@ def verify(remove: Annotated[bool, typer.Option("--remove", help="Remove damaged
 
 @cache_app.command("clear")
 def clear() -> None:
-    """Remove every kernel. Running processes keep what they have loaded."""
+    """Remove every kernel; exit code 1 when one stays. Running processes keep what they have loaded."""
     cache = Cache()
-    files, size = cache.clear()
+    files, size, kept = cache.clear()
     print(f"removed {files} files, {size / 2**20:.1f} MiB from {cache.root}")
+    for reason in kept:
+        print(f"not removed: {reason}", file=sys.stderr)
+    if kept:
+        raise typer.Exit(1)
 
 
 class SharedOutput(StrEnum):
@@ -111,13 +115,16 @@ OUTPUTS = {"none": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "t
 
 
 def sources_of(problem: dict[str, Any], arch: str) -> list[KernelSource]:
-    """Every kernel that the heuristics can choose for a problem, whatever its token counts."""
+    """Every kernel that the heuristics can choose for a problem, whatever its token counts. Raises ValueError for a problem
+    of which some calls cannot be launched."""
     from deep_gemm_k3.mega.plan import KERNELS, all_configs
 
     target = arch.replace("100f", "100a")
-    return [
-        KernelSource(KERNELS[target], arch, found["literal"]) for found in all_configs(problem | {"target": target})
-    ]
+    configs = all_configs(problem | {"target": target})
+    faults = [found["fault"] for found in configs if found["fault"]]
+    if faults:
+        raise ValueError(f"{arch}: {len(faults)} of {len(configs)} kernels cannot be launched: {faults[0]}")
+    return [KernelSource(KERNELS[target], arch, found["literal"]) for found in configs]
 
 
 @warmup_app.command()
@@ -141,7 +148,8 @@ def warmup(
     workers: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one per core.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the kernels, compile none.")] = False,
 ) -> None:
-    """Compile everything a call can choose, ahead of time. The defaults are Kimi K3's widths at TP 8."""
+    """Compile everything a call can choose, ahead of time; exit code 1 unless all of it is in the cache. The defaults are
+    Kimi K3's widths at TP 8."""
     sources: list[KernelSource] = []
     for target in arch:
         for mode in modes:
@@ -172,4 +180,9 @@ def warmup(
     store = KernelStore()
     with plain_errors():
         report = warm_up(sources, store, workers=workers or None)
+    distinct = {source.key: source for source in sources}.values()
+    lost = sum(store.disk.find(source, store.compiler) is None for source in distinct)
+    if lost:  # ready for this process alone, which ends
+        print(f"{lost} of {report.requested} kernels could not be kept in {store.disk.root}", file=sys.stderr)
+        raise typer.Exit(1)
     print(f"{report}, in {store.disk.root}")

@@ -224,7 +224,8 @@ def all_configs(problem: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every config that ``problem`` can choose as its token counts run over what the buffer allows, in rising order.
 
     ``max_tokens`` and ``max_shared_tokens`` in ``problem`` narrow the range. Each has ``config`` (by field name),
-    ``literal`` (for the JIT) and ``launch`` (grid, block, cluster, shared bytes).
+    ``literal`` (for the JIT), ``launch`` (grid, block, cluster, shared bytes) and ``fault`` (why it cannot be launched, or
+    None).
     """
     found: list[dict[str, Any]] = json.loads(ops().all_configs(problem_json(problem)))
     return found

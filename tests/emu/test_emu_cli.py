@@ -58,6 +58,14 @@ def test_what_one_kernel_lacks_is_no_matter_to_another(tmp_path: Path, capsys: p
     assert "PTX line" in capsys.readouterr().out  # of the function whose address is taken
 
 
+def test_a_file_without_kernels_has_not_been_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.ptx"
+    file.write_text(HEADER)
+    for option in ([], ["--check"]):
+        assert main(["emulate", str(file), *option]) == 1
+        assert "wanted a kernel, found none" in capsys.readouterr().out
+
+
 def test_shapes_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "k.ptx"
     file.write_text(compile_cuda(SOURCE))

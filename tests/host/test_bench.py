@@ -298,6 +298,7 @@ def test_a_budget_ends_a_job_between_points(tmp_path: Path, capsys: pytest.Captu
     assert [row["shape"]["tokens"] for row in run["rows"]] == [1]
     assert run["left_out"] == ["M=2", "M=3"]
     assert "being over: M=2, M=3" in capsys.readouterr().out
+    assert table.markdown(run).startswith("| tokens | routed alone, us (lowest replay) |")
 
 
 def test_cost_and_tune_runs(tmp_path: Path) -> None:
@@ -344,6 +345,8 @@ def test_tables_of_a_producer_and_of_costs() -> None:
 def test_a_table_goes_to_its_place_in_a_document(tmp_path: Path) -> None:
     run, document = tmp_path / "a.json", tmp_path / "doc.md"
     saved = report.Run("cost", CPU, ["bench", "cost"], Ceilings())
+    timed = {"shape": Shape(8, 1, 1).__dict__, "work": work(Shape(8, 1, 1), 1, 8).row(20.0), "us": 20.0}
+    saved.data["rows"].append({**timed, "varied": "topk"})
     saved.save(run)
     document.write_text("before\n<!-- a.json -->\nold\n<!-- end -->\nafter <!-- end -->\n")
     for _ in range(2):
@@ -356,6 +359,18 @@ def test_a_table_goes_to_its_place_in_a_document(tmp_path: Path) -> None:
     document.write_text("<!-- b.json -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="wanted a place"):
         table.put(saved.data, "a.json", document)
+
+
+@pytest.mark.parametrize("kind", ["sweep", "producer", "cost", "tune"])
+def test_a_run_without_times_has_no_table_and_no_picture(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, picture = tmp_path / "a.json", tmp_path / "a.png"
+    report.Run(kind, CPU, ["bench", kind], Ceilings()).save(run)
+    for arguments in (["table", str(run)], ["plot", str(run), str(picture)]):
+        assert cli.main(["bench", *arguments]) == 1
+        assert "wanted a run with times, given one with none" in capsys.readouterr().err
+    assert not picture.exists()
 
 
 def test_a_recorded_command_has_no_paths() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("bench tune FILE --device cpu", "wanted a JSON list of objects"),
         ("bench table FILE", "wanted a saved run, given what is no JSON"),
         ("bench plot FILE.none out.png", "does not exist"),
+        ("bench cost --device cpu --trace t.json", "No such option: --trace"),
         ("emulate FILE --seed -1", "'--seed'"),
         ("emulate FILE --sms 0", "'--sms'"),
         ("emulate FILE --param i32[x]", "wanted whole numbers with commas between in the shape"),
@@ -158,6 +160,14 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status_of(list(doctor.check_devices(FakeDriver(), [device(0)])), "torch for CUDA") == "missing"
 
 
+@pytest.mark.parametrize(("error", "status"), [(100, "ok"), (802, "missing")])
+def test_a_driver_that_does_not_start_is_no_machine_without_a_gpu(error: int, status: str) -> None:
+    driver = FakeDriver()
+    driver.lib = SimpleNamespace(cuInit=lambda _: error)  # type: ignore[assignment]
+    found = list(doctor.check_devices(driver, driver.devices()))
+    assert status_of(found, "driver") == status and all(f.mend for f in found if f.status == "missing")
+
+
 def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -195,6 +205,12 @@ def test_plan_prints_choice_and_bytes(capsys: pytest.CaptureFixture[str]) -> Non
     assert planned["literal"] in text
     for word in ("entry", "runs on", "routed", "shared", "K splits", "grid", "buffer", "warm-up"):
         assert f"\n{word}" in f"\n{text}"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_plan_that_cannot_be_launched_fails(form: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--ranks", "1", "--experts", "4096", *form]) == 1
+    assert "fewer than two pipeline stages fit into shared memory" in capsys.readouterr().out
 
 
 def test_plan_without_shared_expert(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,13 @@ import copy
 import numpy as np
 import pytest
 
+from deep_gemm_k3.__main__ import main
 from deep_gemm_k3.demo import checks
+from deep_gemm_k3.demo import cli as demo
 from deep_gemm_k3.demo.cli import print_verdict
 from deep_gemm_k3.demo.data import Layer, Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, RankResult, run
+from deep_gemm_k3.emulator import service
 
 SMALL = Problem(
     hidden=256, intermediate=256, shared_hidden=512, shared_slice=128, experts_per_rank=2, tokens=(3, 0, 6, 4)
@@ -33,6 +36,27 @@ def test_it_passes(ran: tuple[Layer, list[RankResult]], capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert all(row.passed for row in rows), text
     assert text.count(" ok\n") == len(rows) == 12
+
+
+@pytest.mark.parametrize(
+    ("executed", "found", "code"), [(7, 0, 0), (7, 2, 1), (0, 0, 0)], ids=["clean", "findings", "no emulator"]
+)
+def test_what_the_emulator_finds_fails_the_command(
+    executed: int, found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passed = checks.Row("check", 1, "0", "0", True)
+    monkeypatch.setattr(demo, "make_layer", lambda *_: None)
+    monkeypatch.setattr(demo, "run", lambda *_: [])
+    monkeypatch.setattr(demo, "check", lambda *_: [passed])
+    report = {
+        "counters": {"instructions": executed},
+        "findings": [{"kind": "race", "count": 3, "text": "at k"}] * found,
+    }
+    monkeypatch.setattr(service, "report", lambda: report)
+    assert main(["demo", "--device", "cpu"]) == code
+    text = capsys.readouterr().out
+    assert text.count("finding: race (3 times): at k") == found
+    assert text.count("findings of the emulator") == (1 if executed else 0)
 
 
 def test_a_wrong_published_value_is_found(ran: tuple[Layer, list[RankResult]]) -> None:

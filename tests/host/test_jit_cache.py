@@ -283,8 +283,8 @@ def test_keep_sources(cache: Cache, compiler: CountingCompiler, monkeypatch) -> 
 
 def test_clear_removes_everything(cache: Cache, compiler: CountingCompiler) -> None:
     cache.get(probe(), compiler)
-    files, size = cache.clear()
-    assert files == 2 and size > 0  # artefact and lock
+    files, size, kept = cache.clear()
+    assert files == 2 and size > 0 and not kept  # artefact and lock
     assert list(cache.entries()) == [] and list(cache.root.iterdir()) == []
     cache.get(probe(), compiler)
     assert compiler.count == 2

@@ -12,7 +12,9 @@ import pytest
 from jit_support import CountingCompiler, config, probe
 
 from deep_gemm_k3 import envs
+from deep_gemm_k3.__main__ import main
 from deep_gemm_k3.jit import Artefact, Cache, CompileError, KernelSource, NvrtcCompiler, literal, warm_up
+from deep_gemm_k3.jit import cli as jit_cli
 from deep_gemm_k3.jit.kernel import KernelStore
 from deep_gemm_k3.jit.warmup import ProgressLine
 
@@ -109,6 +111,45 @@ def test_cache_commands(tmp_path: Path) -> None:
     assert "1 damaged and removed" in run_cli(tmp_path, "verify", "--remove").stdout
     assert "removed" in run_cli(tmp_path, "clear").stdout
     assert list(cache.root.iterdir()) == []
+
+
+def test_cache_commands_fail_where_they_cannot_look(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in ("list", "verify", "clear"):
+        result = run_cli(tmp_path / "file", command)
+        assert result.returncode == 1 and "Not a directory" in result.stderr and "Traceback" not in result.stderr
+        assert run_cli(tmp_path / "nothing yet", command).returncode == 0
+
+
+def test_clear_fails_when_a_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(envs.CACHE_DIR.name, str(tmp_path))
+    root = Cache().root
+    (root / "kept.zip").mkdir(parents=True)  # no file: it cannot be removed as one
+    (root / "other.zip").write_text("")
+    assert main(["cache", "clear"]) == 1
+    told = capsys.readouterr()
+    assert "removed 1 files" in told.out and f"not removed: {root / 'kept.zip'}: " in told.err
+
+
+def test_warmup_command_fails_when_the_cache_does_not_keep_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jit_cli, "sources_of", lambda *_: sources(2))
+    (tmp_path / "file").write_text("")
+    for place, code in ((tmp_path / "file", 1), (tmp_path / "cache", 0)):
+        monkeypatch.setenv(envs.CACHE_DIR.name, str(place))
+        assert main(["warmup", "--ranks", "8", "--max-tokens", "8", "--workers", "1"]) == code
+        told = capsys.readouterr()
+        assert ("2 of 2 kernels could not be kept" in told.err) == (code == 1)
+        assert ("2 kernels ready" in told.out) == (code == 0)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_warmup_command_refuses_what_cannot_be_launched(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["warmup", "--ranks", "1", "--max-tokens", "8", "--experts", "4096", *more]) == 1
+    assert "kernels cannot be launched: fewer than two pipeline stages" in capsys.readouterr().err
 
 
 def test_warmup_command_counts_what_a_call_can_choose(tmp_path: Path) -> None:
