@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._extension import ops
+from ..arguments import check_choice, check_int, refuse_value
 from ..mega import api
 from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
 from ..mega.plan import KERNELS, Plan, problem_of
@@ -21,6 +22,20 @@ from .work import Shape
 MODES = ("routed", "dense", "rs", "sp_rs")
 OUTPUTS = {"routed": "none", "dense": "dense", "rs": "hidden_sharded", "sp_rs": "token_owner"}
 OPTIONS = Options("situ", None, 4.0, 25.0)
+_LEAST_OF_A_POINT = {"tokens": 0, "shared_tokens": 0, "experts": 1, "topk": 1}
+
+
+def check_point(given: Mapping[str, Any], name: str) -> None:
+    """Raise ``ValueError`` where a point of ``bench tune`` has a name or a value that cannot be."""
+    known = [*_LEAST_OF_A_POINT, "mode", "overrides"]
+    for key, value in given.items():
+        check_choice(f"{name}: name", key, known)
+        if key == "mode":
+            check_choice(f"{name}.mode", value, MODES)
+        elif key == "overrides" and not isinstance(value, dict):
+            raise refuse_value(f"{name}.overrides", "choices by name", value)
+        elif key in _LEAST_OF_A_POINT:
+            check_int(f"{name}.{key}", value, _LEAST_OF_A_POINT[key], 2**20)
 
 
 @dataclass(frozen=True)

@@ -302,12 +302,16 @@ def tune(
 
 def points_of(path: Path) -> list[dict[str, Any]]:
     """The points of a file for `tune`."""
+    from .case import check_point
+
     try:
         found = json.loads(path.read_text())
     except ValueError:  # not JSON, or not text
         found = None
     if not isinstance(found, list) or not all(isinstance(point, dict) for point in found):
         raise typer.BadParameter(f"{path}: wanted a JSON list of objects", param_hint="POINTS")
+    for number, point in enumerate(found):
+        check_point(point, f"points[{number}]")
     return found
 
 

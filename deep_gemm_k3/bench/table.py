@@ -44,7 +44,8 @@ def sweep(data: Row) -> str:
         by_mode.setdefault(row["mode"], {})[row["shape"]["tokens"]] = row
     fused = [mode for mode in by_mode if mode != "routed"]
     main = (fused or ["routed"])[0]
-    first = by_mode[main]
+    # Where the main mode has no time the next one's row says the rest.
+    first = {n: row for mode in ("routed", *reversed(fused)) for n, row in by_mode.get(mode, {}).items()}
     turns = any(row.get("in_turns_us") for row in first.values())
     compared = any("baselines" in row for row in first.values())
     located = any(_where(data, main, tokens) for tokens in first)
@@ -61,7 +62,8 @@ def sweep(data: Row) -> str:
     for tokens, row in sorted(first.items()):
         cells = [f"{tokens}", *(_time(by_mode[mode].get(tokens)) for mode in shown)]
         if turns:
-            cells.append(" / ".join(f"{row.get('in_turns_us', {}).get(mode, 0):.1f}" for mode in shown))
+            sustained = row.get("in_turns_us", {})
+            cells.append(" / ".join(f"{sustained[mode]:.1f}" if mode in sustained else "-" for mode in shown))
         cells += [*_floors(row), *_peers(row)]
         if compared:
             cells += _sums(row)

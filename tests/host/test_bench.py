@@ -288,6 +288,11 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     assert lines[2].startswith(f"| 1 | {us[0]} | {us[1]} | {sustained} |")
     assert len(lines[0].split("|")) == len(lines[2].split("|"))
+    run = report.load(saved)  # a token count whose first mode has no time keeps its others
+    del run["rows"][0]
+    lines = table.markdown(run).splitlines()
+    assert lines[2].startswith(f"| 1 |  | {us[1]} | - / - | ") and lines[3].startswith("| 2 | ")
+    assert len({len(line.split("|")) for line in lines[:4]}) == 1
 
 
 def test_a_budget_ends_a_job_between_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

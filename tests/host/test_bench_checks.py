@@ -11,6 +11,7 @@ import torch
 
 from deep_gemm_k3 import __main__ as cli
 from deep_gemm_k3.bench import case, check, data, jobs, measure, report
+from deep_gemm_k3.bench.cli import points_of
 from deep_gemm_k3.bench.measure import Bench, Effort, World
 from deep_gemm_k3.bench.work import Shape
 from deep_gemm_k3.mega.plan import Plan
@@ -177,3 +178,20 @@ def test_a_job_compiles_its_kernels_and_the_traced_modes_only(monkeypatch: pytes
     (plans, nothing), (again, traced) = compiled
     assert plans == again and len(set(plans)) == 4 and not nothing
     assert traced == [plans[0], plans[2]]
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ({"token": 2}, r"points\[1\]: name: wanted 'tokens', .* or 'overrides', given 'token'"),
+        ({"mode": "both"}, r"points\[1\].mode: wanted 'routed', .* or 'sp_rs', given 'both'"),
+        ({"tokens": "2"}, r"points\[1\].tokens: wanted an integer in 0\.\.\d+, given '2'"),
+        ({"experts": 0}, r"points\[1\].experts: wanted an integer in 1\.\.\d+, given 0"),
+        ({"overrides": [1]}, r"points\[1\].overrides: wanted choices by name, given \[1\]"),
+    ],
+)
+def test_points_of_tune_are_checked_before_any_runs(point: dict[str, Any], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps([{"tokens": 1, "overrides": {"routed_tokens": 8}}, point]))
+    with pytest.raises(ValueError, match=f"^{words}"):
+        points_of(file)
