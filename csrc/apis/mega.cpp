@@ -160,6 +160,7 @@ void mega_moe(StableTensor y, StableTensor l1_weights, StableTensor l1_weights_s
         throw std::runtime_error(checks::message("entry", "0..3", std::to_string(entry)) + " [type]");
     const runtime::InUse in_use(handle);
     runtime::Buffer& buffer = runtime::use_buffer(handle);
+    const runtime::OnlyCall only_call(buffer);
     Call call;
     call.entry = static_cast<checks::Entry>(entry);
     call.buffer = &buffer;
@@ -194,6 +195,7 @@ void warm_up(int64_t handle, std::string options) {
     const json::Value given = json::parse(options);
     const runtime::InUse in_use(handle);
     runtime::Buffer& buffer = runtime::use_buffer(handle);
+    const runtime::OnlyCall only_call(buffer);
     Call call;
     call.buffer = &buffer;
     telling_peers(buffer, [&] {

@@ -219,6 +219,7 @@ constexpr OtherCheck kOthers[] = {
     {"type",                    "every argument",              "the documented type",                                             "python"},
     {"sym_buffer.alive",        "sym_buffer",                  "a live buffer, not a destroyed one",                              "registry"},
     {"sym_buffer.aborted",      "sym_buffer",                  "one without an abort",                                            "registry"},
+    {"sym_buffer.busy",         "sym_buffer",                  "no call of another thread inside it",                             "registry"},
     {"sym_buffer.thread",       "thread",                      "the one that owns the rank of the local world",                   "registry"},
     {"buffer.num_ranks",        "group size",                  "1..64",                                                           "creation"},
     {"buffer.num_experts",      "num_experts",                 "a multiple of the ranks, up to 65535",                            "creation"},

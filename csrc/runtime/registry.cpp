@@ -149,6 +149,15 @@ InUse::~InUse() {
     buffer_.num_calls_.fetch_sub(1);
 }
 
+OnlyCall::OnlyCall(Buffer& buffer) : buffer_(buffer) {
+    if (buffer.has_call_.exchange(true, std::memory_order_acquire))
+        throw std::runtime_error("sym_buffer: wanted no call inside it, given a second one [sym_buffer.busy]");
+}
+
+OnlyCall::~OnlyCall() {
+    buffer_.has_call_.store(false, std::memory_order_release);
+}
+
 void destroy_buffer(int64_t handle) {
     const std::lock_guard lock(entries_mutex);
     Buffer& buffer = find_buffer(handle);

@@ -52,8 +52,10 @@ class Buffer {
     friend Buffer& find_buffer(int64_t);
     friend uint32_t num_local_ranks(const Buffer&);
     friend class InUse;
+    friend class OnlyCall;
 
     std::atomic<int> num_calls_{0};
+    std::atomic<bool> has_call_{false}; // what num_calls_ counts may nest: a call on the CPU waits in barriers
     mutable std::mutex mutex_;
     std::atomic<uint64_t> handle_{0}; // 0: this entry is free
     std::atomic<bool> poisoned_{false};
@@ -89,6 +91,19 @@ class InUse {
     ~InUse();
     InUse(const InUse&) = delete;
     InUse& operator=(const InUse&) = delete;
+
+  private:
+    Buffer& buffer_;
+};
+// A buffer takes one call at a time: a second one would write the first one's state. Throws when there is one inside,
+// which stays unharmed; so do peers, since this rank is in the call that they wait for. Of a call on a device only the
+// enqueuing counts.
+class OnlyCall {
+  public:
+    explicit OnlyCall(Buffer& buffer);
+    ~OnlyCall();
+    OnlyCall(const OnlyCall&) = delete;
+    OnlyCall& operator=(const OnlyCall&) = delete;
 
   private:
     Buffer& buffer_;

@@ -38,6 +38,10 @@ class SymmBuffer(Unique):
 
     `x`, `x_sf`, `topk_idx` and `topk_weights` are the views that a caller fills before a call; `buffer` is the whole
     allocation. After `destroy()` they raise; tensors taken from them before keep their memory until they are dropped.
+
+    A buffer takes one call at a time. A call (or `warmup`) that comes from a second thread while one is inside is refused
+    at once, and harms neither that one nor the buffer. On a GPU a call is inside while the host enqueues it: threads may
+    take turns, and what they enqueue has to be ordered by streams.
     """
 
     def __init__(self, group: Group, spec: BufferSpec, layout: Layout, device: torch.device) -> None:
