@@ -159,9 +159,11 @@ def check_cache() -> Iterator[Finding]:
         found = f"{cache.root}: {error.strerror}; every process compiles for itself"
         yield Finding("cache", NOTE, found, "export DGK3_CACHE_DIR=a directory you may write")
         return
-    damaged = [entry for entry in entries if entry.artefact is None]
+    damaged = [entry for entry in entries if entry.damage]
     size = sum(entry.size for entry in entries) / 1e6
-    yield Finding("cache", OK, f"{cache.root}: {len(entries)} kernels, {size:.1f} MB")
+    others = sum(bool(entry.other_format) for entry in entries)
+    apart = f", {others} of another format" if others else ""
+    yield Finding("cache", OK, f"{cache.root}: {len(entries) - others} kernels{apart}, {size:.1f} MB")
     if damaged:
         found = f"{len(damaged)} damaged kernels, rebuilt when they are needed"
         yield Finding("cache contents", NOTE, found, "python -m deep_gemm_k3 cache clear")

@@ -5,6 +5,7 @@
   part of it, so a moved install finds its kernels.
 * A file is written under a temporary name and renamed: readers see all of it or nothing. It carries the hash of each part;
   a truncated, empty or altered file is rebuilt.
+* A file of another FORMAT, which another release of the package wrote, is left alone: its key is another one.
 * One process compiles, others wait for its file (:mod:`deep_gemm_k3.jit.lock`); a killed compiler frees the lock; whoever
   waited ``WAIT_LIMIT`` seconds compiles by itself.
 * A directory that cannot be written costs a warning: kernels are compiled into memory.
@@ -33,16 +34,22 @@ from deep_gemm_k3.jit.compiler import Artefact, CompileError, Compiler
 from deep_gemm_k3.jit.lock import ProcessLock
 from deep_gemm_k3.jit.source import KernelSource
 
-FORMAT = 1
+DIRECTORY = "v1"  # below the cache directory; its files tell their formats themselves
+FORMAT = 2  # to be raised with every change of meta.json, of the parts, or of what they mean
 WAIT_LIMIT = 600.0
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.25
 _PARTS = ("kernel.cu", "kernel.ptx", "kernel.cubin", "compiler.log")
+_META = ("format", "name", "arch", "config", "entry", "compiler", "seconds", "ptx_only", "sha256")
 
 log = logging.getLogger("deep_gemm_k3")
 
 
 class DamagedArtefact(Exception):
     """A cache file that does not hold what it says."""
+
+
+class OtherFormat(Exception):
+    """A cache file that another release of the package wrote."""
 
 
 def default_cache_dir() -> Path:
@@ -95,14 +102,23 @@ def pack(artefact: Artefact) -> bytes:
     return buffer.getvalue()
 
 
+def _check_format(meta: dict[str, Any]) -> None:
+    # The archive's own checksum stands for the text of meta.json, so other fields are no damage either.
+    if meta["format"] != FORMAT:
+        raise OtherFormat(f"format: wanted {FORMAT}, given {meta['format']}")
+    odd = sorted(set(_META) ^ set(meta))
+    if odd:
+        raise OtherFormat(f"meta.json: wanted the fields of format {FORMAT}, given others: {', '.join(odd)}")
+
+
 def unpack(data: bytes) -> Artefact:
-    """Raises :class:`DamagedArtefact` unless every part is there and hashes to what the archive says."""
+    """Raises :class:`OtherFormat` for what another release wrote, :class:`DamagedArtefact` unless every part is there and
+    hashes to what the archive says."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             meta: dict[str, Any] = json.loads(archive.read("meta.json"))
+            _check_format(meta)
             parts = {name: archive.read(name) for name in _PARTS}
-        if meta["format"] != FORMAT:
-            raise DamagedArtefact(f"format {meta['format']}")
         for name, content in parts.items():
             if hashlib.sha256(content).hexdigest() != meta["sha256"][name]:
                 raise DamagedArtefact(f"{name} does not hash to what the archive says")
@@ -120,7 +136,10 @@ def unpack(data: bytes) -> Artefact:
             ptx_only=meta["ptx_only"],
         )
         artefact.check()
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, NotImplementedError, CompileError) as error:
+    except KeyError as error:
+        what = str(error.args[0])  # a field, or zipfile's sentence about a part
+        raise DamagedArtefact(what if " " in what else f"no {what}") from error
+    except (zipfile.BadZipFile, TypeError, ValueError, EOFError, NotImplementedError, CompileError) as error:
         raise DamagedArtefact(str(error) or type(error).__name__) from error
     return artefact
 
@@ -131,8 +150,9 @@ class Entry:
 
     path: Path
     size: int
-    artefact: Artefact | None
+    artefact: Artefact | None  # None: damaged, or of another format
     damage: str = ""
+    other_format: str = ""
 
 
 class Cleared(NamedTuple):
@@ -146,10 +166,14 @@ class Cleared(NamedTuple):
 class Cache:
     """All processes that use one directory share it."""
 
-    def __init__(self, root: Path | None = None, wait_limit: float = WAIT_LIMIT) -> None:
-        self.root = (root or default_cache_dir()) / f"v{FORMAT}"
+    def __init__(
+        self, root: Path | None = None, wait_limit: float = WAIT_LIMIT, *, tells_of_damage: bool = True
+    ) -> None:
+        self.root = (root or default_cache_dir()) / DIRECTORY
         self.wait_limit = wait_limit
         self._warned = False
+        self._tells_of_damage = tells_of_damage  # False: whoever asks has read the file and told of it
+        self._damaged: set[str] = set()  # keys whose damage has been told
 
     def path(self, key: str) -> Path:
         return self.root / f"{key}.zip"
@@ -167,7 +191,11 @@ class Cache:
         try:
             return unpack(self.path(key).read_bytes())
         except DamagedArtefact as error:
-            log.warning("%s is damaged (%s): it is compiled again", self.path(key), error)
+            if self._tells_of_damage and key not in self._damaged:
+                self._damaged.add(key)
+                log.warning("%s is damaged (%s): it is compiled again", self.path(key), error)
+        except OtherFormat as error:
+            log.debug("%s is of another format (%s): it is compiled again", self.path(key), error)
         except OSError:
             pass
         return None
@@ -219,6 +247,7 @@ class Cache:
 
     def _publish(self, key: str, artefact: Artefact) -> None:
         self._replace(self.path(key), pack(artefact))
+        self._damaged.discard(key)
         if envs.KEEP_SOURCES.get():
             self._replace(self.root / f"{key}.cu", artefact.source.encode())
             self._replace(self.root / f"{key}.ptx", artefact.ptx.encode())
@@ -266,9 +295,11 @@ class Cache:
                 yield Entry(path, len(data), unpack(data))
             except DamagedArtefact as error:
                 yield Entry(path, len(data), None, str(error))
+            except OtherFormat as error:
+                yield Entry(path, len(data), None, other_format=str(error))
 
     def clear(self) -> Cleared:
-        """Removes everything this format wrote. Running processes keep what they have loaded."""
+        """Removes every file, those of other formats too. Running processes keep what they have loaded."""
         files = size = 0
         kept = []
         for path in self._files():

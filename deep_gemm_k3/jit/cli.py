@@ -24,14 +24,22 @@ def show_path() -> None:
     print(Cache().root)
 
 
+def _and_others(count: int) -> str:
+    return f", {count} of another format" if count else ""
+
+
 @cache_app.command("list")
 def show_list(configs: Annotated[bool, typer.Option("--configs", help="Print each Config too.")] = False) -> None:
     """Print every kernel: architecture, size, compile time, registers, spills."""
     cache = Cache()
-    count = total = 0
+    count = others = total = 0
     for entry in cache.entries():
-        count += 1
         total += entry.size
+        if entry.other_format:
+            others += 1
+            print(f"{entry.path.stem[:12]}  of another format ({entry.other_format})")
+            continue
+        count += 1
         if entry.artefact is None:
             print(f"{entry.path.stem[:12]}  damaged: {entry.damage}")
             continue
@@ -47,23 +55,32 @@ def show_list(configs: Annotated[bool, typer.Option("--configs", help="Print eac
         )
         if configs:
             print(f"    {found.config}")
-    print(f"{count} kernels, {total / 2**20:.1f} MiB in {cache.root}")
+    print(f"{count} kernels{_and_others(others)}, {total / 2**20:.1f} MiB in {cache.root}")
 
 
 @cache_app.command("verify")
 def verify(remove: Annotated[bool, typer.Option("--remove", help="Remove damaged files.")] = False) -> None:
-    """Check every kernel against its hashes; exit 1 when one is damaged (a damaged one is also rebuilt when needed)."""
-    good = bad = 0
+    """Check every kernel against its hashes; exit 1 when one is damaged (a damaged one is also rebuilt when needed).
+    Those that another release of the package wrote are counted apart."""
+    good = bad = others = kept = 0
     for entry in Cache().entries():
         if entry.artefact is not None:
             good += 1
             continue
+        if entry.other_format:
+            others += 1
+            continue
         bad += 1
         print(f"{entry.path}: {entry.damage}")
         if remove:
-            entry.path.unlink(missing_ok=True)
-    print(f"{good} kernels are sound, {bad} damaged{' and removed' if remove and bad else ''}")
-    if bad and not remove:
+            try:
+                entry.path.unlink(missing_ok=True)
+            except OSError as error:
+                kept += 1
+                print(f"not removed: {entry.path}: {error.strerror or error}", file=sys.stderr)
+    removed = " and removed" if remove and bad and not kept else ""
+    print(f"{good} kernels are sound, {bad} damaged{removed}{_and_others(others)}")
+    if kept or (bad and not remove):
         raise typer.Exit(1)
 
 

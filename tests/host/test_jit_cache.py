@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import multiprocessing
 import os
 import signal
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,7 +106,7 @@ def test_damaged_file_is_rebuilt(cache: Cache, compiler: CountingCompiler, damag
     assert [entry.artefact for entry in cache.entries()] == [None]
     assert cache.get(probe(), compiler) == compiled
     assert compiler.count == 2
-    assert "damaged" in caplog.text
+    assert caplog.text.count("is damaged") == 1
     assert cache.get(probe(), compiler) == compiled
     assert compiler.count == 2
 
@@ -122,6 +124,66 @@ def test_empty_cubin_is_never_accepted(cache: Cache, compiler: CountingCompiler)
     hollow = dataclasses.replace(compiler.compile(probe()), cubin=b"")
     with pytest.raises(DamagedArtefact, match="wanted a cubin"):
         unpack(pack(hollow))
+
+
+# ---- formats
+
+
+def rewritten(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """The file with another meta.json, sound as an archive."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    meta = json.loads(parts["meta.json"])
+    change(meta)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in (parts | {"meta.json": json.dumps(meta).encode()}).items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta: meta.pop("ptx_only"),
+        lambda meta: meta.update(format=1),
+        lambda meta: meta.update(format=3, later="field"),
+        lambda meta: meta.update(later="field"),
+    ],
+)
+def test_another_format_is_no_damage(cache: Cache, compiler: CountingCompiler, change, caplog) -> None:
+    compiled = cache.get(probe(), compiler)
+    rewritten(only_file(cache), change)
+    (entry,) = cache.entries()
+    assert entry.artefact is None and not entry.damage and entry.other_format
+    assert cache.find(probe(), compiler) is None
+    assert cache.get(probe(), compiler) == compiled and compiler.count == 2
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert cache.find(probe(), compiler) == compiled
+
+
+def test_the_format_is_raised_when_the_fields_change(cache: Cache, compiler: CountingCompiler) -> None:
+    cache.get(probe(), compiler)
+    with zipfile.ZipFile(only_file(cache)) as archive:
+        meta, names = json.loads(archive.read("meta.json")), archive.namelist()
+    fields = {2: "arch compiler config entry format name ptx_only seconds sha256"}
+    assert " ".join(sorted(meta)) == fields[meta["format"]]
+    assert names == ["meta.json", "kernel.cu", "kernel.ptx", "kernel.cubin", "compiler.log"]
+
+
+@pytest.mark.parametrize("lost", ["format", "kernel.cubin"])
+def test_what_is_missing_is_named(cache: Cache, compiler: CountingCompiler, lost: str) -> None:
+    cache.get(probe(), compiler)
+    rewritten(only_file(cache), lambda meta: meta.pop(lost, None) or meta["sha256"].pop(lost, None))
+    (entry,) = cache.entries()
+    assert entry.damage == f"no {lost}"
+
+
+def test_damage_is_told_once_per_damage(cache: Cache, compiler: CountingCompiler, caplog) -> None:
+    for times in (1, 2):
+        cache.get(probe(), compiler)
+        only_file(cache).write_bytes(b"half a file")
+        assert cache.find(probe(), compiler) is None  # as a warm-up looks before it compiles
+        cache.get(probe(), compiler)
+        assert caplog.text.count("is damaged") == times
 
 
 # ---- many processes
@@ -292,7 +354,7 @@ def test_clear_removes_everything(cache: Cache, compiler: CountingCompiler) -> N
 
 def test_directory_comes_from_the_environment(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("DGK3_CACHE_DIR", str(tmp_path / "named"))
-    assert Cache().root == tmp_path / "named" / f"v{cache_module.FORMAT}"
+    assert Cache().root == tmp_path / "named" / cache_module.DIRECTORY
 
 
 def test_directory_without_platformdirs(tmp_path: Path, monkeypatch) -> None:

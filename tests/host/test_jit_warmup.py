@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import zipfile
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from jit_support import CountingCompiler, config, probe
 
-from deep_gemm_k3 import envs
+from deep_gemm_k3 import doctor, envs
 from deep_gemm_k3.__main__ import main
 from deep_gemm_k3.jit import Artefact, Cache, CompileError, KernelSource, NvrtcCompiler, literal, warm_up
 from deep_gemm_k3.jit import cli as jit_cli
@@ -131,6 +133,45 @@ def test_clear_fails_when_a_file_stays(
     assert main(["cache", "clear"]) == 1
     told = capsys.readouterr()
     assert "removed 1 files" in told.out and f"not removed: {root / 'kept.zip'}: " in told.err
+
+
+def test_what_a_read_only_disk_keeps_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(envs.CACHE_DIR.name, str(tmp_path))
+    Cache().root.mkdir()
+    path = Cache().root / "kernel.zip"
+    path.write_bytes(b"half a file")
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for command in (["clear"], ["verify", "--remove"]):
+        assert main(["cache", *command]) == 1
+        told = capsys.readouterr()
+        assert told.err == f"not removed: {path}: Read-only file system\n"
+        assert "removed 0 files" in told.out or "1 damaged\n" in told.out
+    assert path.exists()
+
+
+def test_other_formats_are_counted_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(envs.CACHE_DIR.name, str(tmp_path))
+    cache = Cache()
+    cache.get(probe(), CountingCompiler(tmp_path / "journal"))
+    with zipfile.ZipFile(cache.root / "old.zip", "w") as archive:
+        archive.writestr("meta.json", '{"format": 1, "name": "probe"}')
+    assert main(["cache", "verify", "--remove"]) == 0
+    assert capsys.readouterr().out == "1 kernels are sound, 0 damaged, 1 of another format\n"
+    assert main(["cache", "list"]) == 0
+    told = capsys.readouterr().out
+    assert "of another format (format: wanted 2, given 1)" in told and "1 kernels, 1 of another format, " in told
+    (finding,) = doctor.check_cache()
+    assert finding.status == doctor.OK and "1 kernels, 1 of another format" in finding.found
+    assert main(["cache", "clear"]) == 0
+    assert list(cache.root.iterdir()) == []
 
 
 def test_warmup_command_fails_when_the_cache_does_not_keep_its_kernels(
