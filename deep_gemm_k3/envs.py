@@ -88,14 +88,17 @@ def _flag(name: str, meaning: str) -> Variable[bool]:
     return _define(Variable(name, "0 or 1", False, meaning, parse))
 
 
-def _count(name: str, default: int, meaning: str, default_text: str = "") -> Variable[int]:
+def _count(
+    name: str, default: int, meaning: str, default_text: str = "", low: int = 0, high: int | None = None
+) -> Variable[int]:
     def parse(raw: str) -> int:
         value = int(raw)
-        if value < 0:
+        if value < low or (high is not None and value > high):
             raise ValueError(raw)
         return value
 
-    return _define(Variable(name, "a whole number, 0 or more", default, meaning, parse, default_text))
+    kind = f"a whole number, {low} or more" if high is None else f"a whole number in {low}..{high}"
+    return _define(Variable(name, kind, default, meaning, parse, default_text))
 
 
 def _seconds(name: str, default: float, meaning: str) -> Variable[float]:
@@ -105,7 +108,7 @@ def _seconds(name: str, default: float, meaning: str) -> Variable[float]:
             raise ValueError(raw)
         return value
 
-    return _define(Variable(name, "seconds above 0", default, meaning, parse))
+    return _define(Variable(name, "seconds above 0 and below 1e9", default, meaning, parse))
 
 
 CACHE_DIR = _path("DGK3_CACHE_DIR", "Where compiled kernels are kept.", "the user's cache directory")
@@ -129,9 +132,9 @@ LOG_LEVEL = _choice("DGK3_LOG_LEVEL", ("warning", "info", "debug", "error"), "Wh
 CUDA_HOME = _path("CUDA_HOME", "A CUDA toolkit, searched after the pip packages.", "unset")
 CUDA_PATH = _path("CUDA_PATH", "Like CUDA_HOME, asked when that is unset.", "unset")
 MASTER_ADDR = _text("MASTER_ADDR", "Address of rank 0's store in `utils.dist.init_dist`.", "127.0.0.1")
-MASTER_PORT = _count("MASTER_PORT", 8361, "Port of that store.")
-WORLD_SIZE = _count("WORLD_SIZE", 1, "Number of nodes in `utils.dist.init_dist`.")
-RANK = _count("RANK", 0, "This node's number in `utils.dist.init_dist`.")
+MASTER_PORT = _count("MASTER_PORT", 8361, "Port of that store.", low=1, high=2**16 - 1)
+WORLD_SIZE = _count("WORLD_SIZE", 1, "Number of nodes in `utils.dist.init_dist`.", low=1, high=2**16)
+RANK = _count("RANK", 0, "This node's number in `utils.dist.init_dist`, below WORLD_SIZE.")
 
 
 def table() -> tuple[Variable[object], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -48,6 +49,31 @@ def test_ranks_are_numbered_over_the_nodes() -> None:
 def test_local_ranks_are_checked(local_rank: int, ranks: int) -> None:
     with pytest.raises(ValueError, match=rf"local_rank: wanted an integer in 0\.\.{ranks - 1}, given {local_rank}"):
         init_dist(local_rank, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("RANK", "2", "a node's number below WORLD_SIZE, which is 2, given 2"),
+        ("RANK", "-1", "a whole number, 0 or more, given '-1'"),
+        ("WORLD_SIZE", "0", "a whole number in 1..65536, given '0'"),
+        ("WORLD_SIZE", "65536", "at most 65536 ranks on all nodes, given 65536 nodes of 4"),
+        ("WORLD_SIZE", "two", "a whole number in 1..65536, given 'two'"),
+        ("MASTER_PORT", "99999999", "a whole number in 1..65535, given '99999999'"),
+        ("MASTER_PORT", "0", "a whole number in 1..65535, given '0'"),
+    ],
+)
+def test_variables_are_named_before_anything_is_waited_for(
+    name: str, given: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {"WORLD_SIZE": "2", "RANK": "1", name: given}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("it was waited"))
+    before = torch.get_default_dtype()
+    with pytest.raises(ValueError, match=re.escape(f"{name}: wanted {wanted}")):
+        init_dist(1, 4)
+    assert torch.get_default_dtype() == before
 
 
 def test_a_process_group_of_one_serves_a_call() -> None:
