@@ -6,7 +6,7 @@ import torch
 
 from ..arguments import check_int, check_tensor, is_int, refuse_value
 from .math import align, ceil_div
-from .quantize import float_to_ue8m0, pack_ue8m0
+from .quantize import UE8M0_NAN, float_to_ue8m0, pack_ue8m0, unpack_ue8m0
 
 _BLOCK_K = 32
 _ALIGN_MN = 4
@@ -21,13 +21,17 @@ def _mn_major(words: torch.Tensor) -> torch.Tensor:
     return storage[:, :, :mn].transpose(1, 2)
 
 
+def _refuse_nan(codes: torch.Tensor) -> None:
+    if bool((codes == UE8M0_NAN).any()):
+        where = (codes == UE8M0_NAN).nonzero()[0].tolist()
+        raise ValueError(f"sf: wanted UE8M0 codes 0..254, given 255 (NaN) at {where}")
+
+
 def _codes_of(sf: torch.Tensor) -> torch.Tensor:
     if sf.dtype == torch.float32:
         return float_to_ue8m0(sf)
     if sf.dtype == torch.uint8:
-        if bool((sf == 255).any()):
-            where = (sf == 255).nonzero()[0].tolist()
-            raise ValueError(f"sf: wanted UE8M0 codes 0..254, given 255 (NaN) at {where}")
+        _refuse_nan(sf)
         return sf
     raise ValueError(f"sf: wanted float32, uint8 or int32, given {sf.dtype}")
 
@@ -43,7 +47,7 @@ def transform_sf_into_required_layout(
     (words * mn rounded up to 4, 1, mn rounded up to 4); bytes past k / 32 are zero.
 
     Raises ``ValueError``, with what was wanted and given, for another recipe than (1, 32) or (1, 1, 32), a wrong shape
-    or dtype, and for scales that are no power of two: they are never rounded.
+    or dtype, and for scales that are no power of two, NaN in any of the forms included: they are never rounded.
     """
     check_tensor("sf", sf)
     mn, k = check_int("mn", mn, 0, 2**31 - 1), check_int("k", k, 0, 2**31 - 1)
@@ -58,6 +62,7 @@ def transform_sf_into_required_layout(
     if list(sf.shape) != wanted:
         raise ValueError(f"sf: wanted shape {wanted} for {sf.dtype}, given {list(sf.shape)}")
     if sf.dtype == torch.int32:
+        _refuse_nan(unpack_ue8m0(sf))
         packed = sf
     else:
         codes = _codes_of(sf)

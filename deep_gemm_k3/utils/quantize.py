@@ -60,7 +60,8 @@ def float_to_ue8m0(sf: torch.Tensor, name: str = "sf") -> torch.Tensor:
 def ceil_to_ue8m0(x: torch.Tensor) -> torch.Tensor:
     """UE8M0 codes (uint8) of the smallest power of two >= ``x`` (float32, >= 0), kept in [2^-127, 2^127].
 
-    Zero gives code 0. Infinity gives code 254, NaN too: a NaN stays visible in the values, not in the scale.
+    Zero gives code 0. Infinity and NaN give code 254: E4M3 values under such a scale still show both, as NaN or as products
+    that overflow. A format without NaN has to say it in the scale, as :func:`per_token_cast_to_fp4` does.
     """
     bits = x.contiguous().view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
@@ -184,6 +185,12 @@ def _check_options(use_ue8m0: bool, gran_k: int, use_packed_ue8m0: bool) -> int:
     return check_int("gran_k", gran_k, 1, 2**20)
 
 
+def _check_packing(groups: int, gran_k: int, n: int) -> None:
+    if groups % 4:
+        wanted = f"a width of {n} columns in groups whose number is divisible by 4, for use_packed_ue8m0"
+        raise ValueError(f"gran_k: wanted {wanted}, given {gran_k}: {groups} groups")
+
+
 def _blocks_of(x: torch.Tensor, gran_k: int) -> torch.Tensor:
     """``x`` [m, n] as float32 [m, ceil(n / gran_k), gran_k], the last block padded with zeros."""
     if check_tensor("x", x).dim() != 2 or not x.is_floating_point():
@@ -210,10 +217,15 @@ def per_token_cast_to_fp8(
     ``amax / 448``, or with ``use_ue8m0`` the smallest power of two that is at least that. ``use_packed_ue8m0`` (with
     ``use_ue8m0``) returns int32 [m, groups / 4] instead, four UE8M0 bytes each along K. Raises ``ValueError`` for an
     argument of the wrong kind, and where packing finds a group count that is no multiple of 4.
+
+    A NaN among the columns of a group stays NaN; an infinity becomes NaN, or with ``use_ue8m0`` +-448 * 2^127, which
+    overflows FP32. Finite columns beside them do not keep their values.
     """
     gran_k = _check_options(use_ue8m0, gran_k, use_packed_ue8m0)
     blocks = _blocks_of(x, gran_k)
     n = x.size(1)
+    if use_packed_ue8m0:
+        _check_packing(blocks.size(1), gran_k, n)
     if not use_ue8m0:
         sf = _block_amax(blocks) / E4M3_MAX
         values = float_to_e4m3(blocks * (1.0 / sf).unsqueeze(2))
@@ -230,13 +242,20 @@ def per_token_cast_to_fp4(
     Returns ``(packed, sf)``: int8 [m, n / 2] with even columns in the low nibble, and scales float32
     [m, ceil(n / gran_k)]: ``amax / 6``, or with ``use_ue8m0`` the smallest power of two that is at least that; packed
     to int32 as in :func:`per_token_cast_to_fp8` when asked. Ties between two codes go towards zero.
+
+    E2M1 has no NaN, so a group with a NaN or an infinity has a scale that is NaN (UE8M0 code 255) and codes of zero;
+    :func:`transform_sf_into_required_layout` and :func:`transform_weights_for_mega_moe` refuse it.
     """
     gran_k = _check_options(use_ue8m0, gran_k, use_packed_ue8m0)
     if check_tensor("x", x).dim() == 2 and x.size(1) % 2:
         raise ValueError(f"x: wanted an even width, given {x.size(1)}")
     blocks = _blocks_of(x, gran_k)
+    if use_packed_ue8m0:
+        _check_packing(blocks.size(1), gran_k, x.size(1))
     sf = _block_amax(blocks) / E2M1_MAX
-    codes = ceil_to_ue8m0(sf) if use_ue8m0 else None
+    no_number = ~torch.isfinite(sf)
+    sf = sf.masked_fill(no_number, float("nan"))
+    codes = ceil_to_ue8m0(sf).masked_fill_(no_number, UE8M0_NAN) if use_ue8m0 else None
     if codes is not None:
         sf = ue8m0_to_float(codes)
     packed = pack_e2m1(float_to_e2m1(blocks * (1.0 / sf).unsqueeze(2)).flatten(1))

@@ -46,6 +46,16 @@ def test_quantisers_give_the_cpu_bits(log_scale: int) -> None:
     metrics.assert_bitwise(laid.cpu(), host)
 
 
+def test_e2m1_says_no_number_in_the_cpu_bits() -> None:
+    x = torch.randn(129, 1024)
+    x[5, 7], x[6, 8], x[7, 9] = float("nan"), float("inf"), -float("inf")
+    for options in ((True, 32), (True, 32, True), (False, 32)):
+        for ours, theirs in zip(
+            per_token_cast_to_fp4(x.cuda(), *options), per_token_cast_to_fp4(x, *options), strict=True
+        ):
+            metrics.assert_bitwise(ours.cpu(), theirs)
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_layouts_give_the_cpu_bits(target: str) -> None:
     pairs = random_pairs(2, 1)

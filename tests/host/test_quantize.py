@@ -183,6 +183,52 @@ def test_fp4_against_float64(log_scale: int) -> None:
         assert torch.equal(quantize.e2m1_to_float(again) != 0, torch.from_numpy(values != 0))
 
 
+NO_NUMBERS = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize("bad", NO_NUMBERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_fp4_says_in_the_scale_what_it_cannot_say_in_the_values(bad: float, dtype: torch.dtype) -> None:
+    """One block of 4 rows by 8 blocks has something that is no number; all others keep their bits."""
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(3)).to(dtype)
+    spoiled = x.clone()
+    spoiled[2, 3 * 32 + 5] = bad
+    hit = torch.zeros(4, 8, dtype=torch.bool)
+    hit[2, 3] = True
+    for use_ue8m0 in (True, False):
+        (packed, sf), (good, good_sf) = (per_token_cast_to_fp4(data, use_ue8m0, 32) for data in (spoiled, x))
+        assert torch.equal(sf.isnan(), hit) and torch.equal(sf[~hit], good_sf[~hit])
+        assert (sf[hit].view(torch.int32) == 0x7FC00000).all()
+        blocks = packed.view(4, 8, 16)
+        assert torch.equal(blocks[~hit], good.view(4, 8, 16)[~hit]) and not blocks[hit].any()
+    packed, words = per_token_cast_to_fp4(spoiled, True, 32, True)
+    codes = quantize.unpack_ue8m0(words)
+    assert torch.equal(codes == 255, hit)
+    assert torch.equal(quantize.dequantize_e2m1(packed, codes).isnan(), hit.repeat_interleave(32, 1))
+    for form in (words, codes, quantize.ue8m0_to_float(codes)):
+        with pytest.raises(ValueError, match=r"sf: wanted .*, given (255 \(NaN\)|nan) at \[2, 3\]"):
+            transform_sf_into_required_layout(form, 4, 256, (1, 32))
+
+
+@pytest.mark.parametrize("bad", NO_NUMBERS)
+@pytest.mark.parametrize("use_ue8m0", [True, False])
+def test_fp8_shows_what_is_no_number(bad: float, use_ue8m0: bool) -> None:
+    x = torch.randn(4, 256)
+    x[2, 100] = bad
+    values, sf = per_token_cast_to_fp8(x, use_ue8m0, 32)
+    restored = values.float() * sf.repeat_interleave(32, 1)
+    assert not restored[2, 100].isfinite() and (not np.isnan(bad) or restored[2, 100].isnan())
+    good, good_sf = per_token_cast_to_fp8(torch.where(x.isfinite(), x, 0.0), use_ue8m0, 32)
+    assert torch.equal(sf[[0, 1, 3]], good_sf[[0, 1, 3]])
+    assert torch.equal(values[[0, 1, 3]].view(torch.uint8), good[[0, 1, 3]].view(torch.uint8))
+
+
+def test_packing_names_the_callers_arguments() -> None:
+    for cast in (per_token_cast_to_fp8, per_token_cast_to_fp4):
+        with pytest.raises(ValueError, match=r"^gran_k: wanted a width of 200 columns .*by 4.*, given 7: 29 groups$"):
+            cast(torch.zeros(2, 200), True, 7, True)
+
+
 def test_fp4_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match="x: wanted an even width, given 33"):
         per_token_cast_to_fp4(torch.zeros(2, 33), True, 32)
