@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include <deep_gemm_k3/plan/call_kind.cuh>
 #include <deep_gemm_k3/sync/fault.cuh>
 
 namespace deep_gemm_k3::jit {
@@ -137,9 +138,29 @@ std::string name_in(const char* const (&names)[N], uint32_t index) {
     return index < N ? names[index] : std::to_string(index);
 }
 
+std::string kind_words(uint32_t bits) {
+    constexpr const char* kEntries[] = {"routed", "dense", "rs", "sp_rs"};
+    const plan::CallKind kind = plan::CallKind::unpacked(bits);
+    std::string words = kEntries[static_cast<int>(kind.shared_output)];
+    words += kind.activation == Activation::kSiTU ? ", situ" : ", swiglu";
+    words += kind.has_clamp ? ", clamp" : "";
+    words += kind.fast_math ? ", fast_math" : "";
+    words += kind.has_rms_norm ? ", rms norm" : "";
+    return kind.shared_hidden == 0 ? words : words + ", shared hidden " + std::to_string(kind.shared_hidden);
+}
+
+std::string place_words(uint32_t what, uint32_t index) {
+    if (what == static_cast<uint32_t>(sync::What::kRow))
+        return "row " + std::to_string(index & 0xFFFFFF) + " of rank " + std::to_string(index >> 24);
+    return name_in(sync::kWhatNames, what) + " " + std::to_string(index);
+}
+
 std::string fault_words(uint32_t code, uint32_t where, uint32_t index, uint32_t wanted, uint32_t seen) {
-    return name_in(sync::kFaultNames, code - 1) + ": " + name_in(sync::kRoleNames, where >> 16) + " at " +
-           name_in(sync::kWhatNames, where & 0xffff) + " " + std::to_string(index) + ": wanted " +
+    const std::string words = name_in(sync::kFaultNames, code - 1) + ": ";
+    if (code - 1 == static_cast<uint32_t>(sync::Fault::kCallsDiffer))
+        return words + "wanted " + kind_words(wanted) + ", given on rank " + std::to_string(index) + " " +
+               kind_words(seen);
+    return words + name_in(sync::kRoleNames, where >> 16) + " at " + place_words(where & 0xffff, index) + ": wanted " +
            std::to_string(wanted) + ", seen " + std::to_string(seen);
 }
 

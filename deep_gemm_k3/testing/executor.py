@@ -74,6 +74,7 @@ import ctypes
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,7 +90,7 @@ _MODES |= {f"{_PREFIX}_bf16_shared_rs": "rs", f"{_PREFIX}_bf16_shared_sp_rs": "s
 _INPUTS_READY = 0
 _RESULTS_READY = 1
 _HEADER_WORDS = 16
-_TOKENS, _SHARED_TOKENS, _FAULT = range(3)
+_TOKENS, _SHARED_TOKENS, _FAULT, _KIND = range(4)
 _FAULTS = {
     1: "shared_rs_flags[0]: wanted a generation that the workspace has",
     2: "shared_rs_flags[2]: wanted the workspace's bytes per generation",
@@ -166,13 +167,22 @@ class _Call:
     def write_header(self) -> None:
         header = self.header(self.rank)
         header[_TOKENS], header[_SHARED_TOKENS] = self.scalars["num_tokens"], self.scalars["num_shared_tokens"]
-        header[_FAULT] = self.own_fault()
+        header[_FAULT], header[_KIND] = self.own_fault(), self.kind()
+
+    def kind(self) -> int:
+        """A number for what the calls of all ranks have in common: entry, options, shared width."""
+        has_clamp, has_norm = self.options.activation_clamp is not None, "rms_weight" in self.tensors
+        width = self.tensors["shared_x"].size(1) if self.mode != "routed" else 0
+        kind = (self.mode, self.options.activation, has_clamp, self.scalars.get("fast_math"), has_norm, width)
+        return zlib.crc32(repr(kind).encode())
 
     def check_world(self, headers: list[list[int]], sources: list[RoutedInput]) -> None:
         """Raise what any rank finds wrong; every rank looks at the same data and raises the same."""
         for rank, header in enumerate(headers):
             if header[_FAULT]:
                 raise RuntimeError(f"rank {rank}: {_FAULTS[header[_FAULT]]}")
+            if header[_KIND] != headers[0][_KIND]:
+                raise RuntimeError(f"entry or options differ between ranks: rank {rank} has others than rank 0")
             if self.mode in ("rs", "sp_rs") and header[_SHARED_TOKENS] != headers[0][_SHARED_TOKENS]:
                 raise RuntimeError(
                     f"num_shared_tokens: wanted one number on all ranks, given {headers[0][_SHARED_TOKENS]} on rank 0 "

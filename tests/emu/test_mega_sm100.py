@@ -261,7 +261,7 @@ def test_a_missing_rank_is_named_and_nothing_hangs() -> None:
         said = session.run(body)[0]
     finally:
         session.close()
-    assert "rank 0: time-out: dispatch at header 1" in said
+    assert "rank 0: time-out: dispatch at header of rank 1" in said
 
 
 def test_zero_tokens_everywhere_leave_y_untouched_but_shared_rows_computed() -> None:

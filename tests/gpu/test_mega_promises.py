@@ -16,6 +16,7 @@ from mega_support import (
     FOUR_RANKS,
     ONE_RANK,
     RS,
+    SP_RS,
     TARGET,
     Family,
     pairs,
@@ -27,12 +28,14 @@ from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.runner import RankCall
+from deep_gemm_k3.testing.world import mega_moe_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 TIMEOUT_S = 1.0
-FOUR = Family(FOUR_RANKS, RS, counts=pairs((3, 5, 70), (4, 8)), timeout_s=TIMEOUT_S)
-PATIENT = Family(FOUR_RANKS, EXACT_SWIGLU, counts=pairs((3, 5)), timeout_s=30.0)
+FOUR = Family(FOUR_RANKS, RS, SP_RS, counts=pairs((3, 5, 70), (4, 8)), timeout_s=TIMEOUT_S)
+PATIENT_COUNTS = {EXACT_SWIGLU: pairs((3, 5)), DENSE: pairs((5,), (0, 3, 8))}
+PATIENT = Family(FOUR_RANKS, EXACT_SWIGLU, DENSE, counts=PATIENT_COUNTS, timeout_s=30.0)
 ONE_COUNTS = {EXACT_SWIGLU: pairs((5,)), DENSE: pairs((60, 70), (8,))}
 ONE = Family(ONE_RANK, EXACT_SWIGLU, DENSE, counts=ONE_COUNTS, timeout_s=TIMEOUT_S)
 FAMILIES = (FOUR, PATIENT, ONE)
@@ -103,7 +106,7 @@ def test_a_missing_peer_is_named_on_every_rank(missing: int) -> None:
 
     for rank, (error, seconds, after) in enumerate(FOUR.each_rank(body)):
         assert "time-out" in error if ON_GPU else error, f"rank {rank}: {error}"
-        assert f"header {missing}" in error or f"rank {missing}" in error or not ON_GPU, f"rank {rank}: {error}"
+        assert f"of rank {missing}" in error or not ON_GPU, f"rank {rank}: {error}"
         assert seconds < 5 * TIMEOUT_S, f"rank {rank} took {seconds:.1f} s"
         assert "wanted one without an abort" in after, f"rank {rank}: {after}"
 
@@ -178,6 +181,37 @@ def all_stop(spoil: Callable[[RankCall], None], words: str, limit_s: float, othe
 )
 def test_a_bad_value_on_one_rank_stops_all(spoil: Callable[[RankCall], None], words: str) -> None:
     all_stop(spoil, words, 5 * TIMEOUT_S)
+
+
+def test_ranks_that_call_different_entries_are_told() -> None:
+    """Both entries are ready on all ranks, so no host compares anything: the headers do."""
+    for signature in (RS, SP_RS):
+        FOUR.run(FOUR.world(3, 8), signature)
+    ranks = FOUR.world(5, 8)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> tuple[str, float, str]:
+        calls = [rank_call(buffer, ranks[group.rank], signature) for signature in (RS, SP_RS)]
+        call = calls[1 if group.rank == 1 else 0]
+        call.fill()
+        call.settle()
+        group.barrier("ready")
+        return outcome(call, group)
+
+    for rank, (error, seconds, after) in enumerate(FOUR.each_rank(body)):
+        assert "entry or options differ between ranks: wanted" in error, f"rank {rank}: {error or 'no error'}"
+        assert seconds < 5 * TIMEOUT_S or not ON_GPU
+        assert "wanted one without an abort" in after
+
+
+def test_dense_calls_take_as_many_shared_rows_as_each_rank_has() -> None:
+    given = []
+    for rank, rows in zip(PATIENT.world(5, 8), (8, 0, 3, 8), strict=True):
+        assert rank.shared is not None
+        given.append(replace(rank, shared=replace(rank.shared, x=rank.shared.x[:rows])))
+    for got, wanted in zip(PATIENT.run(given, DENSE), mega_moe_reference(given, DENSE.options), strict=True):
+        assert got.shared_y is not None and wanted.shared_y is not None
+        metrics.assert_bitwise(got.shared_y, wanted.shared_y, "shared_y")
+        metrics.assert_close(got.y, wanted.y, "y")
 
 
 def test_ranks_that_start_after_the_abort_end_at_once() -> None:

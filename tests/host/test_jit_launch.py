@@ -324,7 +324,7 @@ for handle in handles:
     ops.buffer_destroy(handle)
 """
     )
-    assert any(line.endswith("rank 1: time-out: dispatch at header 1: wanted 5, seen 4") for line in lines)
+    assert any(line.endswith("rank 1: time-out: dispatch at header of rank 1: wanted 5, seen 4") for line in lines)
     assert lines[-1] == "free pinned"
 
 

@@ -68,8 +68,15 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
                         header = ptx::load_relaxed_sys_b128(address);
                         return (seen = header.w) == ctx.epoch;
                     });
+            constexpr uint32_t kKind = plan::CallKind::of(C).packed();
             const uint32_t num_shared_tokens = ctx.params.shared.num_tokens;
+            const uint32_t kind = (header.y & ~kLowLatencyBit) >> plan::kCallKindShift;
             if (!arrived) {
+                mark_faulty(ctx);
+                header.x = 0;
+            } else if (kind != kKind) {
+                sync::note_fault(ctx, sync::Fault::kCallsDiffer,
+                    {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)}, kKind, kind);
                 mark_faulty(ctx);
                 header.x = 0;
             } else if (header.x > static_cast<uint32_t>(C.shape.num_max_tokens)) {
@@ -78,14 +85,14 @@ __device__ __forceinline__ void read_headers(const Context& ctx) {
                     header.x);
                 mark_faulty(ctx);
                 header.x = 0;
-            } else if (header.z != num_shared_tokens) {
+            } else if (C.is_published() && header.z != num_shared_tokens) {
                 sync::note_fault(ctx, sync::Fault::kSharedTokensDiffer,
                     {sync::Role::kDispatch, sync::What::kHeader, static_cast<uint32_t>(rank)}, num_shared_tokens,
                     header.z);
                 mark_faulty(ctx);
             }
             words_at(ctx, plan::roles_memory::kRankTokens)[rank] = header.x | (header.y & kLowLatencyBit);
-            words_at(ctx, plan::roles_memory::kRankCtas)[rank] = header.y & ~kLowLatencyBit;
+            words_at(ctx, plan::roles_memory::kRankCtas)[rank] = header.y & ((1u << plan::kCallKindShift) - 1);
             num_words = (header.x * C.shape.num_topk + 1) / 2;
         }
         uint32_t sum = num_words;

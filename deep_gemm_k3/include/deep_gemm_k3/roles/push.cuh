@@ -12,6 +12,7 @@
 //   plain        codes, then scales, then a flag released with the epoch. Reads and writes 1.03 bytes per element.
 // A rank keeps its own rows at home: the gathering side reads the input views directly.
 #pragma once
+#include "../plan/call_kind.cuh"
 #include "../plan/roles_memory.cuh"
 #include "../sync/wait.cuh"
 
@@ -59,12 +60,13 @@ __device__ __forceinline__ void push_ready(const Context& ctx) {
             ctx.params.buffers[rank] + plan::control::kReady + ctx.params.rank * plan::kControlLineBytes, ctx.epoch);
 }
 
-// {tokens, CTAs | low-latency bit, shared tokens, epoch}.
+// {tokens, CTAs | kind of call | low-latency bit, shared tokens, epoch}.
 template <Config C>
 __device__ __forceinline__ ptx::Word16 own_header(const Context& ctx) {
     const int num_tokens = ctx.params.num_tokens;
     return {static_cast<uint32_t>(num_tokens),
-        static_cast<uint32_t>(ctx.num_ctas) | (is_low_latency<C>(num_tokens) ? kLowLatencyBit : 0),
+        static_cast<uint32_t>(ctx.num_ctas) | plan::CallKind::of(C).packed() << plan::kCallKindShift |
+            (is_low_latency<C>(num_tokens) ? kLowLatencyBit : 0),
         static_cast<uint32_t>(ctx.params.shared.num_tokens), ctx.epoch};
 }
 // To every other rank.

@@ -13,6 +13,7 @@ enum class Fault : uint32_t {
     kSharedTokensDiffer = 4,   // index = the other rank; wanted = ours, seen = theirs
     kRefusedByHost = 5,        // a rank's host refused its call
     kTokensOutOfRange = 6,     // index = the other rank; a header names more tokens than the buffer holds
+    kCallsDiffer = 7,          // index = the other rank; wanted = our plan::CallKind, seen = theirs
 };
 
 enum class Role : uint32_t {
@@ -55,10 +56,10 @@ DG_HOST_DEVICE constexpr uint32_t pack_where(Role role, What what) {
 
 constexpr const char* kFaultNames[] = {"time-out", "expert id out of range", "publication generation out of range",
     "publication stride mismatch", "num_shared_tokens differs between ranks", "call refused by a rank's host",
-    "token count out of range"};
+    "token count out of range", "entry or options differ between ranks"};
 constexpr const char* kRoleNames[] = {"kernel", "dispatch", "producer", "math", "combine", "publication", "host"};
-constexpr const char* kWhatNames[] = {"-", "header", "route words", "route counts", "row", "expert list",
-    "gathered rows of block", "L1 tiles of block", "shared L1 tiles of block", "partials of token",
+constexpr const char* kWhatNames[] = {"-", "header of rank", "route words of rank", "route counts", "row",
+    "expert list", "gathered rows of block", "L1 tiles of block", "shared L1 tiles of block", "partials of token",
     "publication of rank", "pipeline stage", "grid barrier", "input", "task of the pair"};
 
 } // namespace deep_gemm_k3::sync
