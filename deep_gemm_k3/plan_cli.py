@@ -33,6 +33,11 @@ _OUTPUT_NAMES = {"none": "none", "dense": "dense", "rs": "hidden_sharded", "sp_r
 app = typer.Typer(add_completion=False)
 
 
+def _at_least(tokens: int, max_tokens: int) -> int:
+    """The buffer's limit: the one asked for, raised to the tokens of the call unless it is none at all."""
+    return max(max_tokens, tokens) if max_tokens > 0 else max_tokens
+
+
 @app.command()
 def plan(
     *,
@@ -62,7 +67,7 @@ def plan(
         "num_experts": experts,
         "num_topk": topk,
         "num_tokens": tokens,
-        "num_max_tokens_per_rank": max(max_tokens, tokens),
+        "num_max_tokens_per_rank": _at_least(tokens, max_tokens),
         "hidden": hidden,
         "intermediate_hidden": intermediate,
         "target": target.value,
@@ -72,7 +77,7 @@ def plan(
     if has_shared:
         problem |= {
             "num_shared_tokens": shared_tokens,
-            "num_max_shared_tokens": max(max_tokens, shared_tokens),
+            "num_max_shared_tokens": _at_least(shared_tokens, max_tokens),
             "shared_hidden": shared_hidden,
             "shared_intermediate_hidden": shared_intermediate,
         }

@@ -224,7 +224,7 @@ constexpr OtherCheck kOthers[] = {
     {"buffer.num_ranks",        "group size",                  "1..64",                                                           "creation"},
     {"buffer.num_experts",      "num_experts",                 "a multiple of the ranks, up to 65535",                            "creation"},
     {"buffer.num_topk",         "num_topk",                    "1..32",                                                           "creation"},
-    {"buffer.num_max_tokens",   "num_max_tokens_per_rank",     "1..2^20, rounded up to a multiple of 384",                        "creation"},
+    {"buffer.num_max_tokens",   "num_max_tokens_per_rank",     "1..1048320, rounded up to a multiple of 384",                     "creation"},
     {"buffer.hidden",           "hidden",                      "a multiple of 128",                                               "creation"},
     {"buffer.intermediate",     "intermediate_hidden",         "a multiple of 128",                                               "creation"},
     {"buffer.shared",           "bf16_shared_intermediate_hidden", "0 or a multiple of 128",                                      "creation"},

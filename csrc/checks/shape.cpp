@@ -1,6 +1,7 @@
 #include "shape.hpp"
 
 #include "deep_gemm_k3/plan/workspace.cuh"
+#include "jit_kernels/heuristics/describe.hpp"
 
 #include <stdexcept>
 
@@ -9,7 +10,8 @@ namespace deep_gemm_k3::checks {
 namespace {
 
 constexpr int kMaxExperts = 65535; // ids travel as 16 bits, one code means none
-constexpr int kMaxTokensPerRank = 1 << 20;
+constexpr int kMaxSharedTokens = 1 << 20;
+constexpr uint64_t kMaxBytes = uint64_t(1) << 40;
 constexpr int kMaxWidth = 1 << 17;
 
 void require(bool condition, std::string_view name, const std::string& wanted, int64_t given) {
@@ -43,19 +45,22 @@ void require_shape(const BufferShape& shape) {
     require(shape.num_experts % shape.num_ranks == 0, "num_experts",
         "a multiple of the " + std::to_string(shape.num_ranks) + " ranks", shape.num_experts);
     require(shape.num_topk >= 1 && shape.num_topk <= kMaxNumTopk, "num_topk", range(1, kMaxNumTopk), shape.num_topk);
-    require(shape.num_max_tokens >= 1 && shape.num_max_tokens <= kMaxTokensPerRank, "num_max_tokens_per_rank",
-        range(1, kMaxTokensPerRank), shape.num_max_tokens);
+    require(shape.num_max_tokens >= 1 && shape.num_max_tokens <= heuristics::kMaxTokensPerRank,
+        "num_max_tokens_per_rank", range(1, heuristics::kMaxTokensPerRank), shape.num_max_tokens);
     require_width("hidden", shape.hidden);
     require_width("intermediate_hidden", shape.intermediate);
     require(shape.shared_intermediate >= 0 && shape.shared_intermediate % 128 == 0 &&
                 shape.shared_intermediate <= kMaxWidth,
         "bf16_shared_intermediate_hidden", "0 or a multiple of 128 up to " + std::to_string(kMaxWidth),
         shape.shared_intermediate);
-    require(shape.num_max_shared_tokens >= 0 && shape.num_max_shared_tokens <= kMaxTokensPerRank,
-        "num_max_shared_tokens", range(0, kMaxTokensPerRank), shape.num_max_shared_tokens);
+    require(shape.num_max_shared_tokens >= 0 && shape.num_max_shared_tokens <= kMaxSharedTokens,
+        "num_max_shared_tokens", range(0, kMaxSharedTokens), shape.num_max_shared_tokens);
     // Row numbers inside a buffer are 32-bit in the kernel.
     require(plan::num_max_pool_rows(shape) < (uint64_t(1) << 31), "num_max_tokens_per_rank",
         "ranks x tokens x top-k below 2^31", static_cast<int64_t>(plan::num_max_routes(shape)));
+    require(plan::total_bytes(shape) <= kMaxBytes, "buffer",
+        "at most " + std::to_string(kMaxBytes) + " bytes per rank, which num_max_tokens_per_rank decides first",
+        static_cast<int64_t>(plan::total_bytes(shape)));
 }
 
 void require_problem(const heuristics::Problem& problem) {

@@ -52,7 +52,7 @@ class SymmBuffer(Unique):
         self.handle = 0
         self.signatures: list[Mapping[str, object]] = []  # those whose first call is over
         self._memory: RankMemory | None = None
-        memory = allocate(group, device, layout.num_bytes, _TAG)
+        memory = allocate(group, device, layout.num_bytes, _TAG, spec.sizes())
         # First calls of signatures talk here, so that an aborted buffer leaves the group's own exchanges in step.
         self.channel = group.channel(f"buffer-{group.all_gather(next(_names), _TAG)[0]}")
         self.handle = ops().buffer_create(spec.to_json(), memory.bases)

@@ -17,7 +17,6 @@ from .group import Group, check_timeout
 from .local_world import LocalRank
 
 TOKEN_ALIGNMENT = 384
-MAX_BYTES = 2**40
 MAX_TOKENS = 2**20 // TOKEN_ALIGNMENT * TOKEN_ALIGNMENT
 EMULATED_SMS = 4
 
@@ -49,6 +48,13 @@ class BufferSpec:
         fields = {name: value for name, value in asdict(self).items() if name not in own}
         fields["bf16_shared_intermediate_hidden"] = fields.pop("shared_intermediate_hidden")
         return fields
+
+    def sizes(self) -> str:
+        """What decides the bytes, in words."""
+        return (
+            f"num_max_tokens_per_rank {self.num_max_tokens_per_rank}, num_topk {self.num_topk}, hidden {self.hidden}, "
+            f"intermediate_hidden {self.intermediate_hidden} and num_max_shared_tokens {self.num_max_shared_tokens}"
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -166,7 +172,5 @@ def make_spec(group: Group, given: Mapping[str, Any]) -> tuple[BufferSpec, torch
         timeout_ns=max(1, int(timeout_s * 1e9)),
         owner=threading.get_native_id() if isinstance(group, LocalRank) and group.size > 1 else 0,
     )
-    num_bytes = Layout.of(spec).num_bytes
-    if num_bytes > MAX_BYTES:
-        raise refuse_value("buffer", f"at most {MAX_BYTES} bytes per rank", num_bytes)
+    Layout.of(spec)  # the host library checks the numbers, and the bytes that they take
     return spec, device

@@ -12,6 +12,7 @@ end, while its peers still write to it.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -39,16 +40,45 @@ class RankMemory:
     keep: list[Any] = field(default_factory=list)
 
 
-def allocate(group: Group, device: torch.device, num_bytes: int, tag: str) -> RankMemory:
-    """Collective: `num_bytes` zeros on every rank, addressable from all of them. What fails on one rank raises on all."""
+@dataclass(frozen=True)
+class _Claim:
+    """What one allocation asks for, and whom it tells when that fails."""
+
+    group: Group
+    device: torch.device
+    num_bytes: int
+    tag: str
+    sizes: str
+
+    def get(self, action: Callable[[], T]) -> T:
+        """`action()`, which gets the memory; peers are told when it raises."""
+        return refusing(self.group, lambda: self._named(action), self.tag)
+
+    def _named(self, action: Callable[[], T]) -> T:
+        """What the system says of too little memory names neither bytes nor arguments."""
+        wanted = f"buffer: wanted {self.num_bytes} bytes of {self.device.type} memory for {self.sizes}, given"
+        try:
+            return action()
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(f"{wanted} less: {error}") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.ENOSPC):
+                raise
+            raise MemoryError(f"{wanted} less: {error.strerror}") from error
+
+
+def allocate(group: Group, device: torch.device, num_bytes: int, tag: str, sizes: str) -> RankMemory:
+    """Collective: `num_bytes` zeros on every rank, addressable from all of them. What fails on one rank raises on all.
+
+    `sizes` names the arguments that decide the bytes. Where there is too little memory, MemoryError (on the CPU) or
+    `torch.OutOfMemoryError` (CUDA) tells both.
+    """
+    claim = _Claim(group, device, num_bytes, tag, sizes)
     if device.type == "cuda":
         if isinstance(group, ProcessGroupAdapter):
-            return _symmetric_memory(group, device, num_bytes, tag)
-        return _local(group, lambda: _cuda_zeros(device, num_bytes), tag, device)
-    if group.is_local:
-        memory = _local(group, lambda: _mapped(_private(num_bytes)), tag, device)
-    else:
-        memory = _memory_files(group, num_bytes, tag)
+            return _symmetric_memory(group, claim)
+        return _local(claim, lambda: _cuda_zeros(device, num_bytes))
+    memory = _local(claim, lambda: _mapped(_private(num_bytes))) if group.is_local else _memory_files(claim)
     if group.size > 1:
         memory.keep.append(Ownership(memory.bases, num_bytes))
     return memory
@@ -85,8 +115,9 @@ def _cuda_zeros(device: torch.device, num_bytes: int) -> torch.Tensor:
     return memory
 
 
-def _local(group: Group, create: Callable[[], torch.Tensor], tag: str, device: torch.device) -> RankMemory:
-    own = refusing(group, create, tag)
+def _local(claim: _Claim, create: Callable[[], torch.Tensor]) -> RankMemory:
+    group, device, tag = claim.group, claim.device, claim.tag
+    own = claim.get(create)
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
     tensors: list[torch.Tensor] = group.all_gather(own, tag)
     if stream is not None:
@@ -96,14 +127,15 @@ def _local(group: Group, create: Callable[[], torch.Tensor], tag: str, device: t
     return RankMemory(own, [tensor.data_ptr() for tensor in tensors], tensors)
 
 
-def _memory_files(group: Group, num_bytes: int, tag: str) -> RankMemory:
-    descriptor = refusing(group, lambda: _new_memory_file(num_bytes), tag)
+def _memory_files(claim: _Claim) -> RankMemory:
+    group, num_bytes, tag = claim.group, claim.num_bytes, claim.tag
+    descriptor = claim.get(lambda: _new_memory_file(num_bytes))
     try:
         status = os.fstat(descriptor)
         own = (machine(), os.getpid(), descriptor, status.st_ino, num_bytes)
         gathered = group.all_gather(own, tag)
         # Every rank, this one included, is mapped through the same kind of mapping.
-        tensors = refusing(group, lambda: [_map_peer(rank, *peer) for rank, peer in enumerate(gathered)], tag)
+        tensors = claim.get(lambda: [_map_peer(rank, *peer) for rank, peer in enumerate(gathered)])
         group.barrier(f"{tag}: mapped")
     finally:
         os.close(descriptor)
@@ -137,8 +169,10 @@ def _map_peer(rank: int, where: str, pid: int, descriptor: int, inode: int, num_
         os.close(opened)
 
 
-def _symmetric_memory(group: ProcessGroupAdapter, device: torch.device, num_bytes: int, tag: str) -> RankMemory:
+def _symmetric_memory(group: ProcessGroupAdapter, claim: _Claim) -> RankMemory:
     from torch.distributed import _symmetric_memory as symmetric
+
+    device, num_bytes, tag = claim.device, claim.num_bytes, claim.tag
 
     def create() -> torch.Tensor:
         memory = symmetric.empty(num_bytes, dtype=torch.int8, device=device)
@@ -146,7 +180,7 @@ def _symmetric_memory(group: ProcessGroupAdapter, device: torch.device, num_byte
         torch.cuda.current_stream(device).synchronize()
         return memory
 
-    own = refusing(group, create, tag)
+    own = claim.get(create)
     # torch's rendezvous has a limit of its own, but does not tell who is missing: come to it together.
     places = refusing(group, lambda: _place(device), tag)
     gathered: list[_Place] = group.all_gather(places, f"{tag}: allocated")

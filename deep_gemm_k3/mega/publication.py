@@ -79,7 +79,8 @@ class PublicationWorkspace(Unique):
             self._create(view, shape)
 
     def _create(self, view: Group, shape: tuple[int, ...]) -> None:
-        memory = allocate(view, self.device, shape[0] * self.generation_bytes, _TAG)
+        sizes = f"a workspace of {shape[0]} generations for num_max_tokens {self.num_max_tokens}"
+        memory = allocate(view, self.device, shape[0] * self.generation_bytes, _TAG, sizes)
         self._memory: RankMemory | None = memory
         self._workspace = memory.own.view(torch.bfloat16).view(shape)
         self._peer_ptrs = torch.tensor(memory.bases, dtype=torch.int64, device="cpu").to(self.device)

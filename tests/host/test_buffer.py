@@ -123,7 +123,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": 0}, "timeout_s: wanted a number of seconds above 0 and below 1e9, given 0"),
     (
         {"hidden": 65536, "num_max_tokens_per_rank": 2**19, "num_topk": 32},
-        "buffer: wanted at most 1099511627776 bytes per rank, given",
+        "buffer: wanted at most 1099511627776 bytes per rank, which num_max_tokens_per_rank decides first, given",
     ),
     (
         {"num_experts": 1, "num_max_tokens_per_rank": 10**6, "num_topk": 32, "num_max_shared_tokens": 2**21},

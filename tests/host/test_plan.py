@@ -296,6 +296,10 @@ def test_shared_tokens_size_only_the_shared_intermediate() -> None:
         ({"num_sms": 0}, "num_sms: wanted at least 1, given 0"),
         ({"shared_intermediate_hidden": 0}, "bf16_shared_intermediate_hidden: wanted a buffer made for a shared expert, given 0"),
         ({"num_experts": 2**40}, "num_experts: wanted a 32-bit integer, given 1099511627776"),
+        ({"num_max_tokens_per_rank": -1, "num_tokens": 0}, "num_max_tokens_per_rank: wanted 1..1048320, given -1"),
+        ({"num_max_tokens_per_rank": -400, "num_tokens": 0}, "num_max_tokens_per_rank: wanted 1..1048320, given -400"),
+        ({"num_max_tokens_per_rank": 1048321}, "num_max_tokens_per_rank: wanted 1..1048320, given 1048321"),
+        ({"num_max_tokens_per_rank": 1048320}, "buffer: wanted at most 1099511627776 bytes per rank, which num_max_tokens_per_rank decides first, given "),
         ({"num_topk": "16"}, "num_topk: wanted a 32-bit integer, given '16'"),
     ],
 )  # fmt: skip

@@ -159,7 +159,9 @@ json::Value config_json(const Config& c) {
 
 BufferShape shape_from_json(const json::Value& given) {
     const int wanted_tokens = given.int_at("num_max_tokens_per_rank");
-    const int max_tokens = wanted_tokens > 1 << 24 ? wanted_tokens : align_up(wanted_tokens, kTokenAlignment);
+    // What is out of range stays as it was given: the check to come names it.
+    const bool is_legal = wanted_tokens >= 1 && wanted_tokens <= kMaxTokensPerRank;
+    const int max_tokens = is_legal ? align_up(wanted_tokens, kTokenAlignment) : wanted_tokens;
     const int shared_intermediate = given.int_or("shared_intermediate_hidden", 0);
     return {.num_ranks = given.int_at("num_ranks"),
         .num_experts = given.int_at("num_experts"),

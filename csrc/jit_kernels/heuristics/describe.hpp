@@ -24,6 +24,7 @@ DeviceFacts device_from_json(const json::Value& given);
 BufferShape shape_from_json(const json::Value& given);
 
 constexpr int kTokenAlignment = 384; // num_max_tokens_per_rank is rounded up to a multiple
+constexpr int kMaxTokensPerRank = (1 << 20) / kTokenAlignment * kTokenAlignment;
 
 const char* target_name(Architecture arch); // "sm_90a"
 Architecture architecture_of(std::string_view target);
