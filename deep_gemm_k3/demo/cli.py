@@ -10,6 +10,8 @@ from deep_gemm_k3.demo.checks import Row, check
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
 from deep_gemm_k3.emulator import service
+from deep_gemm_k3.mega.buffer_spec import pick_device, target_of
+from deep_gemm_k3.mega.group import SingleRank
 
 
 def print_verdict(rows: list[Row]) -> None:
@@ -46,8 +48,12 @@ def demo(
         known = False
     if not known:
         raise typer.BadParameter(f"wanted cpu, cuda or cuda:N, given {device!r}", param_hint="--device")
-    progress = Progress()
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        target_of(pick_device(SingleRank(), chosen))
+    except ValueError as error:  # now, not when the weights are made
+        raise typer.BadParameter(str(error).removeprefix("device: "), param_hint="--device") from None
+    progress = Progress()
     problem = Problem.for_device(chosen, seed)
     layer = make_layer(problem, progress)
     progress(f"made tokens and the {problem.shared_width}-wide shared expert")

@@ -10,6 +10,7 @@ import torch
 
 from .. import envs
 from .._extension import ops
+from ..arguments import check_choice, check_text
 from .buffer_spec import BufferSpec, Layout, make_spec
 from .group import Group, Unique, as_group, check_equal
 from .local_world import LocalRank
@@ -172,8 +173,9 @@ class SymmBuffer(Unique):
 
     def component(self, name: str) -> torch.Tensor:
         """The bytes of one component of the layout, as int8."""
-        offset, size = self.layout.components[name]
-        return self._alive().own[offset : offset + size]
+        memory = self._alive()
+        offset, size = self.layout.components[check_choice("name", name, self.layout.components)]
+        return memory.own[offset : offset + size]
 
     def check(self) -> None:
         """Raise what made the buffer unusable: an abort found on this or another rank. Does not wait for kernels."""
@@ -187,6 +189,7 @@ class SymmBuffer(Unique):
 
     def abort_peers(self, message: str) -> None:
         """End the waits of all ranks with `message`; the buffer refuses work from then on. Legal from any thread."""
+        check_text("message", message)
         if self._memory is not None:
             ops().buffer_abort(self.handle, message)
 

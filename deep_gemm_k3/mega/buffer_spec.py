@@ -113,6 +113,9 @@ def pick_device(group: Group, device: object) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise refuse_value("device", "one that torch can use here (no CUDA device was found)", str(chosen))
+    count = torch.cuda.device_count()
+    if chosen.index is not None and chosen.index >= count:
+        raise refuse_value("device", f"cuda or cuda:0..{count - 1}", str(chosen))
     return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
 
 

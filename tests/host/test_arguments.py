@@ -225,3 +225,19 @@ def test_probes_give_a_reason_for_any_argument(value: Any) -> None:
     for name, answer in answers.items():
         assert not answer and f"{name}: wanted" in answer.reason and answer.reason.endswith(f"given {shown(value)}")
     assert "index: wanted" in probes.mega_moe("cuda", value).reason
+
+
+def test_of_buffers() -> None:
+    buffer = alone().buffer
+    refused(buffer.abort_peers, {}, {"message": [*NO_TEXT, None]})
+    refused(buffer.component, {}, {"name": [*NO_TEXT, None, "nope", ""]})
+    with pytest.raises(ValueError, match=r"name: wanted 'control', .* or '\w+', given 'nope'"):
+        buffer.component("nope")
+    buffer.check()
+
+
+def test_of_devices_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device: wanted cuda or cuda:0\.\.1, given 'cuda:2'"):
+        dg.get_symm_buffer_for_mega_moe(None, 4, 64, 2, 256, 128, device="cuda:2")

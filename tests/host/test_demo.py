@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 from deep_gemm_k3.__main__ import main
 from deep_gemm_k3.demo import checks
@@ -101,3 +102,14 @@ def test_a_wrong_shared_slice_is_found(ran: tuple[Layer, list[RankResult]]) -> N
             call = result.calls[mode, 1]
             call.shared[call.generation, :, 3] = np.roll(call.shared[call.generation, :, 3], 1, axis=0)
     assert {f"{mode}: fragments summed, unsharded float64" for mode in ("rs", "sp_rs")} <= set(failed(ran[0], results))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_made(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(demo, "make_layer", lambda *_: pytest.fail("a layer was made"))
+    assert main(["demo", "--device", device]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"--device: wanted one that torch can use here (no CUDA device was found), given '{device}'" in told
