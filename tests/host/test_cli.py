@@ -48,7 +48,6 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "words"),
     [
         ("demo --device tpu", "--device: wanted cpu, cuda or cuda:N, given 'tpu'"),
-        ("--device: wanted one that torch can use here (no CUDA device was found), given 'cuda:7'",),
         ("plan --ranks 0", "num_ranks: wanted 1..64, given 0"),
         ("plan --tokens 99999999999", "num_tokens: wanted a 32-bit integer, given 99999999999"),
         ("plan --max-tokens -1 --tokens 0", "num_max_tokens_per_rank: wanted 1..1048320, given -1"),
