@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace deep_gemm_k3::checks {
 
@@ -165,6 +166,22 @@ Broken flags_stride(const Call& call) {
     const int64_t given = call.values.flags[2], stride = call.generation_stride();
     return unless(given == stride, given, "the workspace's", stride);
 }
+// What ranks `i` and `j` have in common of their workspaces. Of a peer's only what this call needs of it is known: it
+// reaches to the end of the call's generation.
+Broken shared_memory(const Call& call, int i, int j) {
+    const int64_t* pointers = call.values.peer_ptrs;
+    const std::string ranks = "ranks " + std::to_string(j) + " and " + std::to_string(i);
+    if (pointers[i] == pointers[j])
+        return "one address for " + ranks;
+    const auto [low, high] = pointers[i] < pointers[j] ? std::pair(i, j) : std::pair(j, i);
+    const uint64_t distance = static_cast<uint64_t>(pointers[high]) - static_cast<uint64_t>(pointers[low]);
+    const int64_t generations = low == call.buffer->spec.rank ? call.tensor(Tensor::kWorkspace).sizes[0]
+                                : call.values.flags           ? call.values.flags[0] + 1
+                                                              : 1;
+    return distance < static_cast<uint64_t>(generations * call.generation_stride())
+               ? Broken("overlapping workspaces for " + ranks)
+               : kFine;
+}
 Broken peer_pointers(const Call& call) {
     const int64_t* pointers = call.values.peer_ptrs;
     if (!pointers)
@@ -176,8 +193,8 @@ Broken peer_pointers(const Call& call) {
         if (pointers[i] % 16 != 0)
             return "an unaligned address for rank " + std::to_string(i);
         for (int j = 0; j < i; ++j)
-            if (pointers[i] == pointers[j])
-                return "one address for ranks " + std::to_string(j) + " and " + std::to_string(i);
+            if (const Broken overlap = shared_memory(call, i, j))
+                return overlap;
     }
     if (static_cast<uint64_t>(pointers[own]) != call.tensor(Tensor::kWorkspace).address)
         return "another address than shared_rs_workspace for its own rank " + std::to_string(own);
@@ -212,7 +229,7 @@ constexpr Rule kRules[] = {
     {"topk_idx.values",            "sym_buffer.topk_idx", "-1 or an expert id",                                                      kEntriesAll,         Stage::kValues,    true,  expert_ids},
     {"shared_rs_flags.generation", "shared_rs_flags[0]",  "a generation of shared_rs_workspace",                                     kEntriesPublished,   Stage::kValues,    true,  generation},
     {"shared_rs_flags.stride",     "shared_rs_flags[2]",  "the bytes per generation of shared_rs_workspace",                         kEntriesPublished,   Stage::kValues,    true,  flags_stride},
-    {"shared_rs_peer_ptrs.values", "shared_rs_peer_ptrs", "distinct 16-byte aligned addresses, none of them null, and shared_rs_workspace's for this rank", kEntriesPublished, Stage::kValues, false, peer_pointers},
+    {"shared_rs_peer_ptrs.values", "shared_rs_peer_ptrs", "16-byte aligned addresses of workspaces apart, none of them null, and shared_rs_workspace's for this rank", kEntriesPublished, Stage::kValues, false, peer_pointers},
 };
 
 constexpr OtherCheck kOthers[] = {

@@ -101,7 +101,7 @@ class Call:
             workspace = torch.empty(GENERATIONS, rows, self.num_ranks, width, dtype=BF16)
             flags = torch.zeros(9, dtype=torch.int32)
             flags[2] = workspace[0].numel() * 2
-            pointers = torch.arange(1, self.num_ranks + 1) * 4096
+            pointers = torch.arange(1, self.num_ranks + 1) << 24  # further apart than the workspaces are long
             pointers[self.rank] = workspace.data_ptr()
         return {
             "y": torch.empty(TOKENS, HIDDEN, dtype=BF16),
