@@ -246,7 +246,7 @@ constexpr OtherCheck kOthers[] = {
     {"buffer.intermediate",     "intermediate_hidden",         "a multiple of 128",                                               "creation"},
     {"buffer.shared",           "bf16_shared_intermediate_hidden", "0 or a multiple of 128",                                      "creation"},
     {"buffer.shared_experts",   "num_shared_experts",          "0",                                                               "creation"},
-    {"shared_x.equal",          "shared_x",                    "equally many rows on all ranks",                                  "kernel"},
+    {"shared_x.equal",          "shared_x",                    "equally many rows on all ranks of a publishing call",             "kernel"},
     {"signature",               "signature",                   "equal entry, widths, dtypes, options and target on all ranks",    "first call"},
 };
 // clang-format on

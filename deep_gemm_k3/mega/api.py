@@ -16,8 +16,11 @@ Common to all four. T = ``y.size(0)`` routed tokens of this rank, H and I the ro
 
 A call runs, or raises ``RuntimeError`` (``TypeError`` for an argument of another type) before anything is launched. The
 message names the argument, what was wanted, what was given, and the check's id in brackets. Outputs are then untouched,
-and in a group of several ranks the others stop as well: the buffer has to be made anew. The first call of a signature (all
-but the token counts) on a buffer is collective on the host.
+and in a group of several ranks the others stop as well: the buffer has to be made anew. (Not for a second call while one is
+inside the buffer: that one goes on.) What only the device can find, a time-out or a bad value in device memory, is raised by
+a later call or by ``sym_buffer.check()``, with CPU tensors by the call itself: outputs of that call are undefined on every
+rank, and the buffer refuses work. The first call of a signature (all but the token counts) on a buffer is collective on the
+host.
 
 Under ``torch.compile`` a call is one opaque operator. Its inputs lie at fixed addresses, so fill the buffer's views outside
 the compiled region or inside an operator of your own; a compiler that hands over a copy of the buffer is refused.
@@ -105,7 +108,8 @@ def fp8_fp4_mega_moe_bf16_shared(
 
     ``y``: BF16 [T, H], written: the normed routed sum, ``rms_weight`` BF16 [H]. ``shared_y``: BF16 [S, Hs], written: this
     rank's partial of the shared expert. ``shared_x``: BF16 [S, Hs]; ``shared_l1_weights``: BF16 [2 * Is, Hs], rows [gate;
-    up]; ``shared_l2_weights``: BF16 [Hs, Is]. S is independent of T, up to the buffer's ``num_max_shared_tokens``.
+    up]; ``shared_l2_weights``: BF16 [Hs, Is]. S is independent of T and of other ranks' S, up to the buffer's
+    ``num_max_shared_tokens``.
     """
     try:
         numbers = rms_epsilon, situ_beta, situ_linear_beta
