@@ -332,6 +332,5 @@ def _raise_explained(error: Exception, entry: str, arguments: dict[str, Any]) ->
     if fault is None:
         raise explained(buffer, error)
     message = f"{entry}: {fault} [type]"
-    if buffer.num_ranks > 1:
-        buffer.abort_peers(message)
+    buffer.refuse_call(message)
     raise TypeError(message) from error

@@ -193,6 +193,12 @@ class SymmBuffer(Unique):
         if self._memory is not None:
             ops().buffer_abort(self.handle, message)
 
+    def refuse_call(self, message: str) -> None:
+        """For a call of this rank that cannot be made: peers may wait for it, and are told. Not while another is inside: it
+        is that one which they wait for."""
+        if self.num_ranks > 1 and self._memory is not None and ops().buffer_calls(self.handle) == 0:
+            self.abort_peers(message)
+
     def destroy(self) -> None:
         """Free this rank's end. Not a collective: memory lives on while peers still hold it. A second call does nothing.
 

@@ -300,8 +300,7 @@ def warmup(
             "batch_invariant": check_bool("batch_invariant", batch_invariant),
         }
     except ValueError as error:
-        if sym_buffer.num_ranks > 1:
-            sym_buffer.abort_peers(f"warmup: {error}")
+        sym_buffer.refuse_call(f"warmup: {error}")
         raise
     try:
         ops().warm_up(sym_buffer.handle, json.dumps(options))

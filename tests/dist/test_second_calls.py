@@ -43,6 +43,10 @@ def second_calls(rank: int, size: int) -> None:
                 for out in (y, y.float()):  # what a call gives matters only once it is inside
                     with pytest.raises(RuntimeError, match="wanted no call inside it, given a second one"):
                         call(out)
+                with pytest.raises(TypeError, match="fast_math: wanted True or False, given 'yes'"):
+                    dg.fp8_fp4_mega_moe(y, given.l1, given.l2, buffer, fast_math="yes")
+                with pytest.raises(ValueError, match="shared_output: wanted .*, given 'rs'"):
+                    dg.warmup(buffer, shared_output="rs")
                 dist.barrier()
                 first.result(PATIENCE_S)
         else:
