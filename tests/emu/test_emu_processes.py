@@ -123,4 +123,4 @@ def test_the_survivor_of_a_killed_process_names_what_it_missed() -> None:
     survivor, dead = run_ranks(killed, 2)
     assert dead.exit_code == -signal.SIGKILL
     assert not survivor.error, survivor.error
-    assert "time-out" in survivor.value and "header 1" in survivor.value, survivor.value
+    assert "time-out" in survivor.value and "header of rank 1" in survivor.value, survivor.value
