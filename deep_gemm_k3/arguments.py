@@ -7,7 +7,9 @@ number. Integers and numbers may be numpy's.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 ACTIVATIONS = ("swiglu", "situ")
@@ -91,3 +93,19 @@ def check_tensor(name: str, given: Any) -> Any:
     if not isinstance(given, torch.Tensor):
         raise refuse_value(name, "a tensor", given)
     return given
+
+
+def check_output(name: str, given: str | Path) -> Path:
+    """``given`` as a path if a file can be written there. What is not there yet is not there afterwards either."""
+    path = Path(given)
+    try:
+        is_new = not path.exists()
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        what = f"{str(path)!r}: {error.strerror or error}"
+        raise ValueError(f"{name}: wanted a file that can be written, given {what}") from error
+    if is_new:
+        with suppress(OSError):
+            path.unlink()
+    return path

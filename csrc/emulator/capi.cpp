@@ -103,8 +103,8 @@ EXPORT void emulator_memory_remove(void* machine, u64 low) {
 EXPORT int emulator_launch(
     void* machine, void* instance, const char* kernel, const u32* shape, const void* params, u64 bytes) {
     // shape: grid, block, cluster (three each), dynamic shared bytes, number of SMs, rank
-    return guarded(0, [&] {
-        Machine& m = *static_cast<Machine*>(machine);
+    Machine& m = *static_cast<Machine*>(machine);
+    int done = guarded(0, [&] {
         Instance* of = static_cast<Instance*>(instance);
         LaunchArguments a;
         a.module = of->module, a.instance = of->state, a.kernel = kernel;
@@ -115,6 +115,9 @@ EXPORT int emulator_launch(
         m.launches.push_back(prepare(a));
         return 1;
     });
+    if (!done) // none of a list of which one is refused: the caller does not run it
+        m.launches.clear();
+    return done;
 }
 // runs every launch added since the last run, concurrently; afterwards the launches are gone
 EXPORT int emulator_run(void* machine) {

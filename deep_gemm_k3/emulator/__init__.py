@@ -8,8 +8,8 @@
 Tensors among the parameters are host memory (torch CPU tensors or numpy arrays); results appear in place.
 """
 
-from deep_gemm_k3.emulator._library import EmulatorError
+from deep_gemm_k3.emulator._library import ArgumentError, EmulatorError
 from deep_gemm_k3.emulator.device import Device, Finding, Launch, Module
 from deep_gemm_k3.emulator.tensor_map import TensorMap
 
-__all__ = ["Device", "EmulatorError", "Finding", "Launch", "Module", "TensorMap"]
+__all__ = ["ArgumentError", "Device", "EmulatorError", "Finding", "Launch", "Module", "TensorMap"]

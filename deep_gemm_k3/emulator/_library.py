@@ -6,6 +6,7 @@ import ctypes
 import threading
 
 from deep_gemm_k3 import _extension
+from deep_gemm_k3.arguments import shown
 
 _U32P = ctypes.POINTER(ctypes.c_uint32)
 _U64P = ctypes.POINTER(ctypes.c_uint64)
@@ -61,6 +62,15 @@ _library: ctypes.CDLL | None = None
 
 class EmulatorError(RuntimeError):
     """The emulator refused or stopped something; the text says what and where."""
+
+
+class ArgumentError(EmulatorError, ValueError):
+    """An argument of the emulator that cannot be: its name, what was wanted and what was given."""
+
+
+def refuse(name: str, wanted: str, given: object, *, is_text: bool = False) -> ArgumentError:
+    """The error for an argument; ``given`` as it is where it is text about the argument."""
+    return ArgumentError(f"{name}: wanted {wanted}, given {given if is_text else shown(given)}")
 
 
 def library() -> ctypes.CDLL:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from deep_gemm_k3.arguments import check_output
+
 app = typer.Typer(help="Run a PTX file on the emulator.", add_completion=False)
 
 _DTYPES = ("f16", "bf16", "f32", "f64", "u8", "i8", "i16", "i32", "i64")
@@ -19,8 +21,10 @@ def parse_parameter(text: str) -> object:
 
     kind, _, rest = text.partition("[")
     if kind in _DTYPES and rest:
-        shape_text, _, fill = rest.partition("]")
-        if not all(part.strip().isdigit() for part in shape_text.split(",")):
+        shape_text, end, fill = rest.partition("]")
+        if not end:
+            raise typer.BadParameter(f"{text}: wanted ] after the shape")
+        if not all(part.strip().isdecimal() for part in shape_text.split(",")):
             raise typer.BadParameter(f"{text}: wanted whole numbers with commas between in the shape")
         shape = [int(part) for part in shape_text.split(",")]
         dtype = getattr(
@@ -39,14 +43,15 @@ def parse_parameter(text: str) -> object:
     try:
         if text.startswith("hex:"):
             return bytes.fromhex(text[4:])
-        return float(text) if "." in text or ("e" in text and not text.startswith("0x")) else int(text, 0)
+        is_hexadecimal = text.lower().lstrip("+-").startswith("0x")
+        return float(text) if not is_hexadecimal and ("." in text or "e" in text) else int(text, 0)
     except ValueError:
         raise typer.BadParameter(f"{text}: wanted a number, hex:BYTES or DTYPE[SHAPE]") from None
 
 
 def _triple(text: str) -> list[int]:
     parts = text.split(",")
-    if len(parts) > 3 or not all(part.strip().isdigit() and int(part) for part in parts):
+    if len(parts) > 3 or not all(part.strip().isdecimal() and int(part) for part in parts):
         raise typer.BadParameter(f"{text}: wanted x[,y[,z]], positive numbers")
     return [int(part) for part in parts]
 
@@ -84,9 +89,11 @@ def emulate(
 ) -> None:
     """Run one kernel and print its tensors, counters and findings; exit code 1 when there is a finding or a fault, or no
     kernel."""
-    from deep_gemm_k3.emulator import Device, EmulatorError, Module
+    from deep_gemm_k3.emulator import ArgumentError, Device, EmulatorError, Module
 
     try:
+        if trace:
+            check_output("--trace", trace)
         module = Module.load(file)
         if not module.kernels:
             raise EmulatorError(f"{file}: wanted a kernel, found none")
@@ -113,6 +120,8 @@ def emulate(
                 shared_bytes=shared,
                 params=values,
             )
+        except ArgumentError:
+            raise
         except EmulatorError as error:
             failure = str(error)
         seconds = time.perf_counter() - started

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import json
-import struct
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deep_gemm_k3.arguments import check_int, is_int
-from deep_gemm_k3.emulator._library import EmulatorError, error_text, library
-from deep_gemm_k3.emulator.tensor_map import TensorMap, address_of
+from deep_gemm_k3.arguments import check_bool, check_choice, check_int, check_text, is_int, shown
+from deep_gemm_k3.emulator._library import ArgumentError, EmulatorError, error_text, library, refuse
+from deep_gemm_k3.emulator.host_memory import ADDRESSES, Memory, is_mapped, memory_of
+from deep_gemm_k3.emulator.parameters import pack
 
 ADVERSARIES = ("random", "earliest", "latest")
-_FORMATS = {"f32": "<f", "f64": "<d"}
+_OLDEST_ARCH = 75  # of the compilers that make the PTX this emulator reads
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Module:
     """PTX text, parsed. Kernels are decoded when they are first launched, or all at once by ``check``."""
 
     def __init__(self, ptx: str | bytes) -> None:
-        text = ptx.encode() if isinstance(ptx, str) else ptx
         self._handle: int | None = None
+        if not isinstance(ptx, str | bytes):
+            raise refuse("ptx", "text or bytes", ptx)
+        text = ptx.encode() if isinstance(ptx, str) else ptx
         self._handle = library().emulator_module(text, len(text))
         if not self._handle:
             raise EmulatorError(error_text())
@@ -47,6 +50,8 @@ class Module:
 
     def check(self, kernel: str = "") -> None:
         """Decodes the kernel, or every one: an opcode or modifier without a model is an error with its line."""
+        if check_text("kernel", kernel) and kernel not in self.kernels:
+            raise refuse("kernel", f"one of {', '.join(self.kernels)}", kernel)
         if not library().emulator_module_check(self._handle, kernel.encode()):
             raise EmulatorError(error_text())
 
@@ -73,12 +78,22 @@ _LIMITS = (2**31 - 1, 65535, 65535)  # of a grid; blocks and clusters have narro
 
 
 def _triple(name: str, value: int | Sequence[int]) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    if not 1 <= len(values) <= 3 or any(
-        not is_int(size) or not 1 <= size <= limit for size, limit in zip(values, _LIMITS, strict=False)
+    values: Sequence[int] = [value] if is_int(value) else value  # type: ignore[list-item,assignment]
+    if (
+        not isinstance(values, Sequence)
+        or not 1 <= len(values) <= 3
+        or any(not is_int(size) or not 1 <= size <= limit for size, limit in zip(values, _LIMITS, strict=False))
     ):
-        raise EmulatorError(f"{name}: wanted x[, y[, z]] in 1..{_LIMITS[0]}, 1..{_LIMITS[1]} each, given {values}")
-    return [*values, *[1] * (3 - len(values))]
+        text = shown(values)
+        raise ArgumentError(f"{name}: wanted x[, y[, z]] in 1..{_LIMITS[0]}, 1..{_LIMITS[1]} each, given {text}")
+    return [*map(int, values), *[1] * (3 - len(values))]
+
+
+def _check_arch(given: Any) -> str:
+    found = re.fullmatch(r"sm_(\d{2,3})[af]?", given) if isinstance(given, str) else None
+    if found is None or int(found[1]) < _OLDEST_ARCH:
+        raise refuse("arch", f"sm_90a, sm_100a or another from sm_{_OLDEST_ARCH} on", given)
+    return str(given)
 
 
 class Device:
@@ -103,19 +118,21 @@ class Device:
         """``roles`` names the warps of a CTA in the order of their numbers, "math*8,producer,dispatch*3": counters are then
         also kept per role, and a ``trace`` has their names. ``lanes_apart`` lets lanes of a warp run apart wherever no
         instruction needs them together, as independent thread scheduling allows. ``coverage`` is for ``reached_lines``."""
-        if adversary not in ADVERSARIES:
-            raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
-        if on_deadlock not in ("report", "time"):
-            raise ValueError(f"on_deadlock: wanted 'report' or 'time', given {on_deadlock!r}")
-        self.num_sms, self.arch = check_int("num_sms", num_sms, 1, 2**16), arch
+        check_choice("adversary", adversary, ADVERSARIES)
+        check_choice("on_deadlock", on_deadlock, ("report", "time"))
+        flags = {"race_detection": race_detection, "lanes_apart": lanes_apart, "coverage": coverage, "trace": trace}
+        for name, flag in flags.items():
+            check_bool(name, flag)
+        self.num_sms, self.arch = check_int("num_sms", num_sms, 1, 2**16), _check_arch(arch)
+        check_text("roles", roles)
         self._instances: dict[tuple[int, int], int] = {}
         self._modules: list[Module] = []
         self._machine = library().emulator_machine(
             check_int("seed", seed, 0, 2**64 - 1),
             ADVERSARIES.index(adversary),
             race_detection | (on_deadlock == "time") << 1 | lanes_apart << 2 | coverage << 3,
-            quantum,
-            max_instructions,
+            check_int("quantum", quantum, 0, 2**32 - 1),
+            check_int("max_instructions", max_instructions, 0, 2**64 - 1),
         )
         if not library().emulator_observe(self._machine, roles.encode(), int(trace)):
             raise ValueError(error_text())
@@ -133,16 +150,29 @@ class Device:
             library().emulator_machine_free(self._machine)
 
     def register(self, address: int, size: int, name: str, writable: bool = True) -> None:
-        """Makes host memory reachable by kernels: what a launch does by itself for the tensors among its parameters."""
-        library().emulator_memory_add(self._machine, address, size, name.encode(), int(writable))
+        """Makes host memory reachable by kernels: what a launch does by itself for the tensors among its parameters. Raises
+        ``ValueError`` unless this process may read it, and write it where it is ``writable``."""
+        check_int("address", address, 1, ADDRESSES - 1)
+        check_int("size", size, 0, ADDRESSES - address)
+        if size and not is_mapped(address, size, check_bool("writable", writable)):
+            rights = "read and write" if writable else "read"
+            raise refuse(
+                "address", f"memory that this process may {rights}", f"{size} bytes at {address:#x}", is_text=True
+            )
+        self._reach(check_text("name", name), Memory(address, size, address, writable))
+
+    def _reach(self, name: str, memory: Memory) -> None:
+        library().emulator_memory_add(self._machine, memory.base, memory.num_bytes, name.encode(), int(memory.writable))
 
     def unregister(self, address: int) -> None:
         """Later accesses to the allocation are reported as uses after it was freed."""
-        library().emulator_memory_remove(self._machine, address)
+        library().emulator_memory_remove(self._machine, check_int("address", address, 0, ADDRESSES - 1))
 
     def own(self, tensor: Any, rank: int) -> None:
         """Says whose memory a tensor is: bytes that other ranks read or write there count as a peer's."""
-        library().emulator_own(self._machine, address_of(tensor), int(tensor.nbytes), rank)
+        memory = memory_of("tensor", tensor)
+        check_int("rank", rank, 0, 2**32 - 1)
+        library().emulator_own(self._machine, memory.address, int(tensor.nbytes), rank)
 
     def trace(self) -> str:
         """What the launches since the last call did, as JSON for Chrome's or Perfetto's viewer: one track per warp, by role,
@@ -154,17 +184,13 @@ class Device:
         return {int(line) for line in library().emulator_reached(self._machine).split()}
 
     def register_tensor(self, tensor: Any, name: str) -> None:
-        if hasattr(tensor, "untyped_storage"):
-            storage = tensor.untyped_storage()
-            self.register(storage.data_ptr(), storage.nbytes(), name)
-        else:
-            base = tensor
-            while getattr(base, "base", None) is not None and hasattr(base.base, "ctypes"):
-                base = base.base
-            self.register(int(base.ctypes.data), int(base.nbytes), name)
+        """Makes all memory behind a tensor or an array reachable by kernels; what is read-only stays so."""
+        self._reach(check_text("name", name), memory_of(name, tensor))
 
     def symbol(self, module: Module, name: str, rank: int = 0) -> tuple[int, int]:
         """Address and size of a module variable, as a rank sees it."""
+        if name not in module.variables:
+            raise refuse("name", f"one of {', '.join(module.variables)}", name)
         offset, size = module.variables[name]
         return library().emulator_instance_base(self._instance(module, rank)) + offset, size
 
@@ -176,19 +202,10 @@ class Device:
 
     def run(self, launches: Iterable[Launch]) -> None:
         """Runs launches until all have ended: ranks side by side, launches of one rank in their order, as in a stream."""
-        launches = list(launches)
-        for launch in launches:
-            if launch.module.target != self.arch:
-                raise EmulatorError(f"arch: wanted PTX for {self.arch}, given PTX for {launch.module.target}")
-            packed = self._pack(launch)
-            shape = [
-                *_triple("grid", launch.grid),
-                *_triple("block", launch.block),
-                *_triple("cluster", launch.cluster),
-                check_int("shared_bytes", launch.shared_bytes, 0, 2**31 - 1),
-                self.num_sms,
-                launch.rank,
-            ]
+        if not isinstance(launches, Iterable):
+            raise refuse("launches", "a list of Launch", launches)
+        prepared = [(launch, *self._checked(launch)) for launch in launches]  # all, before the machine has one
+        for launch, shape, packed in prepared:
             instance = self._instance(launch.module, launch.rank)
             if not library().emulator_launch(
                 self._machine, instance, launch.kernel.encode(), (ctypes.c_uint32 * 12)(*shape), packed, len(packed)
@@ -204,6 +221,24 @@ class Device:
         if not done:
             raise EmulatorError(failure)
 
+    def _checked(self, launch: Launch) -> tuple[list[int], bytes]:
+        """Shape and parameters of a launch."""
+        if not isinstance(launch, Launch):
+            raise refuse("launches", "a list of Launch", launch)
+        if not isinstance(launch.module, Module):
+            raise refuse("module", "a Module", launch.module)
+        if launch.module.target != self.arch:
+            raise EmulatorError(f"arch: wanted PTX for {self.arch}, given PTX for {launch.module.target}")
+        shape = [
+            *_triple("grid", launch.grid),
+            *_triple("block", launch.block),
+            *_triple("cluster", launch.cluster),
+            check_int("shared_bytes", launch.shared_bytes, 0, 2**31 - 1),
+            self.num_sms,
+            check_int("rank", launch.rank, 0, 2**32 - 1),
+        ]
+        return shape, self._pack(launch)
+
     def _instance(self, module: Module, rank: int) -> int:
         key = (id(module), rank)
         if key not in self._instances:
@@ -215,34 +250,7 @@ class Device:
         return self._instances[key]
 
     def _pack(self, launch: Launch) -> bytes:
-        known = launch.module.kernels.get(launch.kernel)
+        known = launch.module.kernels.get(check_text("kernel", launch.kernel))
         if known is None:
             raise EmulatorError(f"kernel: wanted one of {', '.join(launch.module.kernels)}, given {launch.kernel}")
-        wanted = known["params"]
-        if len(wanted) != len(launch.params):
-            raise EmulatorError(f"params: {launch.kernel} wants {len(wanted)}, given {len(launch.params)}")
-        out = bytearray()
-        for number, ((name, kind, offset, size), value) in enumerate(zip(wanted, launch.params, strict=True)):
-            out += bytes(offset - len(out))
-            data = self._pack_one(f"params[{number}] of {launch.kernel}", kind, size, value)
-            if len(data) != size:
-                raise EmulatorError(f"params[{number}] ({name}): wanted {size} bytes, given {len(data)}")
-            out += data
-        return bytes(out)
-
-    def _pack_one(self, name: str, kind: str, size: int, value: Any) -> bytes:
-        if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value)
-        if isinstance(value, TensorMap):
-            if not isinstance(value.tensor, int):
-                self.register_tensor(value.tensor, f"tensor map {name}")
-            return value.encoded
-        if hasattr(value, "data_ptr") or (hasattr(value, "ctypes") and getattr(value, "ndim", 0) > 0):
-            self.register_tensor(value, name)
-            return struct.pack("<Q", address_of(value))
-        if isinstance(value, float) or kind in _FORMATS:
-            return struct.pack(_FORMATS.get(kind, "<f" if size == 4 else "<d"), value)
-        number = int(value)
-        if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
-            raise EmulatorError(f"{name}: wanted a number of {size} bytes, given {number}")
-        return (number & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+        return pack(launch.kernel, known["params"], launch.params, self._reach)

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from deep_gemm_k3 import envs
+from deep_gemm_k3.arguments import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_output,
+    check_text,
+    is_number,
+    refuse_value,
+)
 from deep_gemm_k3.emulator._library import library
 from deep_gemm_k3.emulator.device import ADVERSARIES
+
+log = logging.getLogger("deep_gemm_k3")
 
 # Warps of a CTA of the fused kernel, in order; the last one exists on sm_100a only.
 PACKAGE_ROLES = "math*8,producer,dispatch*3,issue"
@@ -29,17 +41,25 @@ def configure(
     A kernel that waits for ranks outside this process, or not yet in a call, is given up as deadlocked when it has had no
     effect for ``patience_s``; 0: for four times the time-out of its call, and some more.
     """
-    if adversary not in ADVERSARIES:
-        raise ValueError(f"adversary: wanted one of {', '.join(ADVERSARIES)}, given {adversary!r}")
+    check_choice("adversary", adversary, ADVERSARIES)
+    if not is_number(patience_s) or not 0 <= patience_s < 1e9:
+        raise refuse_value("patience_s", "seconds in 0..1e9", patience_s)
     library().emulator_service_configure(
-        seed, ADVERSARIES.index(adversary), int(race_detection), quantum, int(patience_s * 1e9)
+        check_int("seed", seed, 0, 2**64 - 1),
+        ADVERSARIES.index(adversary),
+        int(check_bool("race_detection", race_detection)),
+        check_int("quantum", quantum, 0, 2**32 - 1),
+        int(patience_s * 1e9),
     )
 
 
 @cache
 def _observe_once() -> None:
-    """Roles from the first kernel on, and a trace of the process's calls where DGK3_EMULATOR_TRACE names a file."""
+    """Roles from the first kernel on, and a trace of the process's calls where DGK3_EMULATOR_TRACE names a file. Raises
+    ``ValueError`` where it names no file that can be written."""
     path = envs.EMULATOR_TRACE.get()
+    if path:
+        check_output(envs.EMULATOR_TRACE.name, path)
     observe(trace=bool(path))
     if path:
         atexit.register(_write_trace, path)
@@ -55,7 +75,8 @@ def apply_environment() -> None:
 
 def observe(trace: bool = False, roles: str = PACKAGE_ROLES) -> None:
     """Names the roles of a CTA's warps and says whether to keep a trace, from the next call on."""
-    if not library().emulator_service_observe(roles.encode(), int(trace)):
+    check_bool("trace", trace)
+    if not library().emulator_service_observe(check_text("roles", roles).encode(), int(trace)):
         raise ValueError(f"roles: wanted name*count,name,..., given {roles!r}")
 
 
@@ -80,7 +101,10 @@ def trace() -> str:
 
 
 def _write_trace(path: str) -> None:
-    Path(path).write_text(trace())
+    try:
+        Path(path).write_text(trace())
+    except OSError as error:  # at exit nobody is left to catch it
+        log.error("%s: %s could not be written: %s", envs.EMULATOR_TRACE.name, path, error.strerror or error)
 
 
 def report() -> dict[str, Any]:

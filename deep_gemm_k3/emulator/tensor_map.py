@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deep_gemm_k3.emulator._library import EmulatorError, error_text, library
+from deep_gemm_k3.arguments import check_bool, check_choice, check_int
+from deep_gemm_k3.emulator._library import EmulatorError, error_text, library, refuse
+from deep_gemm_k3.emulator.host_memory import address_of
 
 TYPES = {
     "uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
@@ -23,6 +25,15 @@ SWIZZLES = {
     "128B_atom_32B_flip_8B": 5,
     "128B_atom_64B": 6,
 }
+
+_MAX_RANK = 5
+
+
+def _check_numbers(name: str, values: Any, high: int) -> None:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise refuse(name, "a list of integers", values)
+    for value in values:
+        check_int(name, value, 0, high)
 
 
 @dataclass
@@ -46,9 +57,15 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         for name, table, value in (("dtype", TYPES, self.dtype), ("swizzle", SWIZZLES, self.swizzle)):
-            if value not in table:
-                raise ValueError(f"tensor map: {name}: wanted one of {', '.join(table)}, given {value!r}")
+            check_choice(f"tensor map: {name}", value, table)
+        check_bool("tensor map: oob_nan", self.oob_nan)
+        check_int("tensor map: interleave", self.interleave, 0, 2)
+        limits = {"sizes": 2**64, "strides": 2**64, "box": 2**32, "element_strides": 2**32}
+        for name, limit in limits.items():
+            _check_numbers(f"tensor map: {name}", getattr(self, name), limit - 1)
         rank = len(self.sizes)
+        if not 1 <= rank <= _MAX_RANK:
+            raise refuse("tensor map: sizes", f"1 to {_MAX_RANK} numbers", rank)
         steps = list(self.element_strides) or [1] * rank
         for name, values, wanted in (
             ("strides", self.strides, rank - 1),
@@ -75,19 +92,10 @@ class TensorMap:
         done = library().emulator_tensor_map(
             out,
             numbers,
-            address_of(self.tensor),
+            address_of("tensor map: tensor", self.tensor),
             (ctypes.c_uint64 * 5)(*pad(self.sizes)),
             (ctypes.c_uint64 * 5)(*pad(self.strides)),
         )
         if not done:
             raise EmulatorError(error_text())
         self.encoded = out.raw
-
-
-def address_of(value: Any) -> int:
-    """The address of a tensor's or an array's first element."""
-    if isinstance(value, int):
-        return value
-    if hasattr(value, "data_ptr"):
-        return int(value.data_ptr())
-    return int(value.ctypes.data)

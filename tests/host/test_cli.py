@@ -73,8 +73,11 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("emulate FILE --param i32[x]", "wanted whole numbers with commas between in the shape"),
         ("emulate FILE --param seven", "wanted a number, hex:BYTES or DTYPE[SHAPE]"),
         ("emulate FILE --param 1 --grid 99999999999", "grid: wanted x[, y[, z]] in 1..2147483647"),
-        ("emulate FILE --param 99999999999999999999", "params[0] of k: wanted a number of 8 bytes"),
-        ("emulate FILE --param 1 --trace /nowhere/trace.json", "No such file or directory: '/nowhere/trace.json'"),
+        ("emulate FILE --param 99999999999999999999", "params[0] of k: wanted an integer of 8 bytes"),
+        (
+            "emulate FILE --param 1 --trace /nowhere/trace.json",
+            "--trace: wanted a file that can be written, given '/nowhere/trace.json': No such file",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_a_message_and_no_traceback(
