@@ -191,6 +191,11 @@ def _check_packing(groups: int, gran_k: int, n: int) -> None:
         raise ValueError(f"gran_k: wanted {wanted}, given {gran_k}: {groups} groups")
 
 
+def _quotient(x: torch.Tensor, divisor: float) -> torch.Tensor:
+    """``x / divisor``, correctly rounded everywhere: by a number, CUDA multiplies with its rounded reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
 def _blocks_of(x: torch.Tensor, gran_k: int) -> torch.Tensor:
     """``x`` [m, n] as float32 [m, ceil(n / gran_k), gran_k], the last block padded with zeros."""
     if check_tensor("x", x).dim() != 2 or not x.is_floating_point():
@@ -227,7 +232,7 @@ def per_token_cast_to_fp8(
     if use_packed_ue8m0:
         _check_packing(blocks.size(1), gran_k, n)
     if not use_ue8m0:
-        sf = _block_amax(blocks) / E4M3_MAX
+        sf = _quotient(_block_amax(blocks), E4M3_MAX)
         values = float_to_e4m3(blocks * (1.0 / sf).unsqueeze(2))
         return values.flatten(1)[:, :n].contiguous(), sf
     values, codes = quantize_e4m3_blocks(blocks.flatten(1), gran_k, AMAX_FLOOR)
@@ -252,7 +257,7 @@ def per_token_cast_to_fp4(
     blocks = _blocks_of(x, gran_k)
     if use_packed_ue8m0:
         _check_packing(blocks.size(1), gran_k, x.size(1))
-    sf = _block_amax(blocks) / E2M1_MAX
+    sf = _quotient(_block_amax(blocks), E2M1_MAX)
     no_number = ~torch.isfinite(sf)
     sf = sf.masked_fill(no_number, float("nan"))
     codes = ceil_to_ue8m0(sf).masked_fill_(no_number, UE8M0_NAN) if use_ue8m0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -168,6 +169,17 @@ def test_narrow_widths_that_cannot_be(given: tuple[int, int]) -> None:
 def test_narrow_widths_are_sm90s(target: str, fault: str | None) -> None:
     overrides = {"routed_tokens": 96, "narrow_widths": {"middle": 64, "least": 32}}
     assert Plan.make(**{**ROUTED, "num_tokens": 512, "target": target, "overrides": overrides}).data["fault"] == fault
+
+
+def test_nearly_equal_tiles_do_not_take_turns() -> None:
+    """Another kernel is worth a hundredth of the work: 512 tokens, where 88 and 104 tokens cost the same, take the narrower
+    tile, which is the faster one, and over more and more tokens few kernels follow each other."""
+    chosen = []
+    for tokens in range(224, 8192, 16):
+        config = Plan.make(**{**ROUTED, "num_tokens": tokens}).config
+        chosen.append((config["routed_tile"]["num_tokens"], config["narrow_widths"]["least"]))
+    assert chosen[(512 - 224) // 16] == (88, 72)
+    assert sum(a != b for a, b in itertools.pairwise(chosen)) <= 8
 
 
 def test_a_part_of_a_device_gets_one_cta_on_each_sm() -> None:

@@ -71,15 +71,17 @@ double expected_cost_of_expert(double mean, const TileOfMany& tile) {
     return cost / weights;
 }
 
-// Of the tiles for many rows the one that multiplies least. `num_tokens`: only of those of as many, if there are any.
+// Of the tiles for many rows the one that multiplies least; of nearly equal ones the first, which is the narrowest.
+// `num_tokens`: only of those of as many, if there are any.
 TileOfMany tile_for_many(double mean, bool fast_math, int num_tokens = 0) {
+    constexpr double kWorthwhile = 0.99;
     TileOfMany best{.num_tokens = num_tokens, .narrow = {0, 0}};
     double least_cost = 0;
     for (const TileOfMany& tile : kTilesOfMany) {
         if (num_tokens != 0 ? tile.num_tokens != num_tokens : tile.num_tokens == kWidestTile && !fast_math)
             continue;
         const double cost = expected_cost_of_expert(mean, tile);
-        if (best.narrow.least == 0 || cost < least_cost) {
+        if (best.narrow.least == 0 || cost < kWorthwhile * least_cost) {
             best = tile;
             least_cost = cost;
         }
