@@ -10,10 +10,22 @@ namespace deep_gemm_k3::emulator {
 
 namespace {
 
+// Numbers among template arguments as one digit each: the library refuses names of more than 1024 bytes.
+std::string with_short_numbers(const std::string& mangled) {
+    std::string out;
+    for (size_t at = 0; at < mangled.size();) {
+        const size_t end = mangled.compare(at, 2, "Li") == 0 ? mangled.find_first_not_of("0123456789", at + 2) : at;
+        const bool is_number = end != std::string::npos && end > at + 2 && mangled[end] == 'E';
+        out += is_number ? "Li0" : std::string(1, mangled[at]);
+        at = is_number ? end : at + 1;
+    }
+    return out;
+}
+
 // "void a::wait<7>(int)::{lambda()#1}::operator()() const" -> "wait"
 std::string short_name(const std::string& mangled) {
     int status = 0;
-    char* text = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
+    char* text = abi::__cxa_demangle(with_short_numbers(mangled).c_str(), nullptr, nullptr, &status);
     std::string full = status == 0 ? text : mangled, out;
     std::free(text);
     int depth = 0;

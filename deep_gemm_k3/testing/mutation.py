@@ -102,6 +102,7 @@ def _demangler() -> Callable[[bytes], bytes | None]:
 @functools.cache
 def plain_name(mangled: str) -> str:
     """The qualified name in a mangled one, without the package, template arguments and parameters."""
+    mangled = re.sub(r"Li\d+E", "Li0E", mangled)  # numbers among template arguments: names above 1024 bytes are refused
     text = (_demangler()(mangled.encode()) or mangled.encode()).decode()
     text = re.sub(r"operator(\(\)|<+|>+)", "operator", text)
     while (shorter := _BRACKETS.sub(lambda m: "lambda" if m[0].startswith("{lambda") else "", text)) != text:

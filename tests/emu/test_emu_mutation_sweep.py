@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_gemm_k3.testing.mutation import RULES, sites
+from deep_gemm_k3.testing.mutation import RULES, plain_name, sites
 from deep_gemm_k3.testing.report import Reasons, document, latest_record, noticed_sites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,11 @@ def test_sites_and_what_becomes_of_them() -> None:
         ("wait", "bar", ""),
     ]
     assert {kind for kind, _, _ in found} == {rule.kind for rule in RULES}
+
+
+def test_names_of_any_length_are_read() -> None:
+    assert plain_name("_ZN12deep_gemm_k36engine4waitILi3EEEvv") == "engine::wait"
+    assert plain_name(f"_ZN12deep_gemm_k36engine4waitIJ{'Li1024E' * 160}EEEvv") == "engine::wait"
 
 
 def test_mutating_changes_one_line() -> None:

@@ -51,10 +51,18 @@ def waits_and_runs(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return [e for e in slices if e["cat"] == "wait"], [e for e in slices if e["cat"] == "run"], names
 
 
-def test_counters_and_trace_know_roles() -> None:
+# The mangled name of a function with 160 numbers is longer than what the demangler takes as it is.
+@pytest.mark.parametrize("arguments", [0, 160])
+def test_counters_and_trace_know_roles(arguments: int) -> None:
+    source = TWO_ROLES
+    if arguments:
+        source = source.replace(
+            "__device__ __forceinline__ void meet", "template <int...> __device__ __forceinline__ void meet"
+        )
+        source = source.replace("    meet_the_others();", f"    meet_the_others<{', '.join(['1000'] * arguments)}>();")
     out = np.zeros(64, np.int32)
     device = Device(roles="waits,counts", trace=True)
-    device.launch(Module(compile_cuda(TWO_ROLES, "sm_90a", "--generate-line-info")), "k", 1, 64, params=[out, 3000])
+    device.launch(Module(compile_cuda(source, "sm_90a", "--generate-line-info")), "k", 1, 64, params=[out, 3000])
     of = device.role_counters
     assert list(of) == ["waits", "counts"]
     assert sum(role["instructions"] for role in of.values()) == device.counters["instructions"]
