@@ -86,6 +86,16 @@ def check_choice(name: str, given: Any, choices: Iterable[str], hint: str = "") 
     return given
 
 
+def is_device(name: str) -> bool:
+    """Whether ``name`` is one that torch takes for the CPU or a CUDA device; there need not be such a device."""
+    import torch
+
+    try:
+        return torch.device(name).type in ("cpu", "cuda")
+    except RuntimeError:
+        return False
+
+
 def check_tensor(name: str, given: Any) -> Any:
     """``given`` if it is a tensor."""
     import torch

@@ -108,6 +108,7 @@ def overrides_of(text: str) -> dict[str, Any]:
 def setting_of(n: Numbers) -> Any:
     import torch
 
+    from ..arguments import is_device
     from ..mega.buffer_spec import target_of
     from ..testing.routing import ROUTINGS
     from .case import Settings
@@ -115,12 +116,9 @@ def setting_of(n: Numbers) -> Any:
     from .measure import Effort
     from .work import CEILINGS
 
-    try:
-        device = torch.device(n.device)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cuda", "cpu"):
+    if not is_device(n.device):
         raise typer.BadParameter(f"wanted cuda, cuda:N or cpu, given {n.device!r}", param_hint="--device")
+    device = torch.device(n.device)
     if n.routing not in ROUTINGS:
         raise typer.BadParameter(f"wanted one of {', '.join(ROUTINGS)}, given {n.routing!r}", param_hint="--routing")
     if device.type == "cuda" and not torch.cuda.is_available():

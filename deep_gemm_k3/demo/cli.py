@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from deep_gemm_k3.arguments import is_device
 from deep_gemm_k3.demo.checks import Row, check
 from deep_gemm_k3.demo.data import Problem, make_layer
 from deep_gemm_k3.demo.run import Progress, run
@@ -42,11 +43,7 @@ def demo(
     """Run the main job on this machine and check it. Exit code 1 when a check fails or the emulator finds a fault."""
     import torch
 
-    try:
-        known = not device or torch.device(device).type in ("cpu", "cuda")
-    except RuntimeError:
-        known = False
-    if not known:
+    if device and not is_device(device):
         raise typer.BadParameter(f"wanted cpu, cuda or cuda:N, given {device!r}", param_hint="--device")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

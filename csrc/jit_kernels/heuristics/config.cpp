@@ -59,7 +59,9 @@ constexpr int kWidestTile = 160; // leaves no registers for the activation in ex
 double expected_cost_of_expert(double mean, const TileOfMany& tile) {
     constexpr int kBlockCost = 32;
     constexpr double kStep = 0.25, kMost = 4; // standard deviations
-    Config config{.routed_tile = {.num_tokens = tile.num_tokens}, .narrow_widths = tile.narrow};
+    Config config{};
+    config.routed_tile.num_tokens = tile.num_tokens;
+    config.narrow_widths = tile.narrow;
     double cost = 0, weights = 0;
     for (double z = -kMost; z <= kMost; z += kStep) {
         const double weight = std::exp(-z * z / 2), rows = std::ceil(std::max(1.0, mean + z * std::sqrt(mean)));

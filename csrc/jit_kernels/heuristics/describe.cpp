@@ -1,6 +1,5 @@
 #include "describe.hpp"
 
-#include "deep_gemm_k3/plan/pool_rows.cuh"
 #include "deep_gemm_k3/plan/shared_memory.cuh"
 #include "deep_gemm_k3/plan/workspace.cuh"
 
