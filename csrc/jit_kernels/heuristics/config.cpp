@@ -57,8 +57,7 @@ constexpr int kWidestTile = 160; // leaves no registers for the activation in ex
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
 // mean as variance. Each block, whose weights are dequantised for it alone, costs as much again as kBlockCost tokens.
 double expected_cost_of_expert(double mean, const TileOfMany& tile) {
-    constexpr int kBlockCost = 32;
-    constexpr double kStep = 0.25, kMost = 4; // standard deviations
+    constexpr double kBlockCost = 32, kStep = 0.25, kMost = 4; // the last two in standard deviations
     Config config{};
     config.routed_tile.num_tokens = tile.num_tokens;
     config.narrow_widths = tile.narrow;
