@@ -6,6 +6,7 @@ import struct
 
 LOAD_GLOBAL, LOAD_LOCAL, STORE_LOCAL, TO_UNIFORM_REGISTER = 0x981, 0x983, 0x387, 0x2CA
 WGMMA = (0x9F0, 0xDF0)  # A from shared memory, from registers
+MMA = 0x23C  # of one warp
 
 
 def instructions(cubin: bytes) -> list[tuple[int, int]]:

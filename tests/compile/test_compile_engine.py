@@ -7,7 +7,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from machine_code import LOAD_LOCAL, STORE_LOCAL, TO_UNIFORM_REGISTER, WGMMA, operations
+from machine_code import LOAD_LOCAL, MMA, STORE_LOCAL, TO_UNIFORM_REGISTER, WGMMA, operations
 
 from deep_gemm_k3 import _extension
 from deep_gemm_k3.jit import KernelSource, NvrtcCompiler
@@ -59,7 +59,19 @@ def test_mainloops_are_not_held_up(changed: dict[str, int]) -> None:
     assert TO_UNIFORM_REGISTER not in inside
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_ctas", "by_warps", "by_warpgroups"),
+    [(8, 2, True, False), (64, 2, True, True), (128, 2, False, True), (8, 1, False, True)],
+)
+def test_who_multiplies(num_tokens: int, num_ctas: int, by_warps: bool, by_warpgroups: bool) -> None:
+    """Blocks of up to eight tokens are multiplied by single warps where two CTAs share an SM, others by warpgroups."""
+    routed = K3 | ONE_RANK | {"shared_output": "none", "num_tokens": num_tokens, "num_shared_tokens": 0}
+    literal = _extension.ops().config_literal(json.dumps(routed | {"overrides": {"num_ctas_per_sm": num_ctas}}))
+    code = operations(NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal)).cubin)
+    assert (MMA in code, bool({*WGMMA} & {*code})) == (by_warps, by_warpgroups)
+
+
 def _mainloops(code: list[int]) -> list[range]:
-    """From one wgmma to the next, where that is near."""
-    places = [at for at, operation in enumerate(code) if operation in WGMMA]
+    """From one product to the next, where that is near."""
+    places = [at for at, operation in enumerate(code) if operation in (*WGMMA, MMA)]
     return [range(begin, end) for begin, end in pairwise(places) if end - begin < 100]

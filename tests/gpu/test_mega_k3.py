@@ -4,13 +4,28 @@ local ranks."""
 from __future__ import annotations
 
 import pytest
-from mega_support import DENSE, EXACT_SITU, SP_RS, Counts, Family, Signature, pairs
+import torch
+from mega_support import (
+    DENSE,
+    DEVICE,
+    EXACT_SITU,
+    SP_RS,
+    Counts,
+    Family,
+    Signature,
+    bits,
+    pairs,
+    rank_call,
+)
 
+from deep_gemm_k3.mega.buffer import SymmBuffer
+from deep_gemm_k3.mega.local_world import LocalRank
 from deep_gemm_k3.testing.data import WorldShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 H, I, SHARED_H, SHARED_I = 3584, 3072, 7168, 768
+REPEATS = 1500
 
 
 def k3(ranks: int, experts: int, topk: int, tokens: int, signature: Signature, counts: Counts | None = None) -> Family:
@@ -60,6 +75,33 @@ def test_every_expert_for_every_token(tokens: int) -> None:
 )
 def test_a_rank_of_112_experts(tokens: int, shared_tokens: int, routing: str) -> None:
     RANK.check(RANK.world(tokens, shared_tokens, routing), DENSE)
+
+
+@pytest.mark.parametrize("tokens", [8, 32, 64])
+def test_calls_at_full_width_repeat_their_bits(tokens: int) -> None:
+    """Words of a stage that are overwritten before they are read spoil one call of many, and only under the load that
+    thousands of tiles beside the shared expert put on a device."""
+    ranks = RANK.world(tokens, tokens)
+
+    def body(group: LocalRank, buffer: SymmBuffer) -> list[int]:
+        call = rank_call(buffer, ranks[group.rank], DENSE)
+        try:
+            call.fill()
+            call.call()
+            call.settle()
+            assert call.shared_y is not None
+            results = call.y, call.shared_y
+            wanted = [result.clone() for result in results]
+            wrong = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+            for _ in range(REPEATS):
+                call.call()
+                wrong += torch.stack([(bits(a) != bits(b)).any() for a, b in zip(results, wanted, strict=True)])
+            call.settle()
+            return wrong.tolist()
+        finally:
+            call.destroy()
+
+    assert RANK.each_rank(body) == [[0, 0]], "calls with other bits in y, in shared_y"
 
 
 def test_a_rank_of_112_experts_within_tolerance() -> None:

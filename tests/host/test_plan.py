@@ -154,7 +154,7 @@ def test_many_rows_take_the_tile_that_pads_least(tokens: int) -> None:
         assert cost(tuple(sorted(chosen, reverse=True))) <= 1.02 * least
 
 
-@pytest.mark.parametrize("given", [(88, 96), (96, 96), (100, 96), (104, 96), (96, 4), (0, 96), (96, 0)])
+@pytest.mark.parametrize("given", [(88, 96), (100, 96), (104, 96), (104, 104), (96, 4), (0, 96), (96, 0)])
 def test_narrow_widths_that_cannot_be(given: tuple[int, int]) -> None:
     widths = dict(zip(("middle", "least"), given, strict=True))
     wanted = {**ROUTED, "num_tokens": 512, "overrides": {"routed_tokens": 104, "narrow_widths": widths}}
@@ -163,6 +163,23 @@ def test_narrow_widths_that_cannot_be(given: tuple[int, int]) -> None:
         assert plan.data["fault"] is None and plan.config["narrow_widths"] == {"middle": 88, "least": 80}
     else:
         assert plan.data["fault"] == "the narrow widths are no descending multiples of 8 below the routed token tile"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ctas", "tile", "narrow"), [(8, 2, 8, 0), (64, 2, 16, 8), (64, 1, 16, 0), (128, 2, 32, 0)]
+)
+def test_few_tokens_have_one_narrower_width(tokens: int, ctas: int, tile: int, narrow: int) -> None:
+    """Where two CTAs share an SM blocks of up to eight tokens are multiplied by single warps, which is faster."""
+    wanted = {
+        **ROUTED,
+        "num_ranks": 1,
+        "num_experts": 112,
+        "num_tokens": tokens,
+        "overrides": {"num_ctas_per_sm": ctas},
+    }
+    config = Plan.make(**wanted).config
+    assert config["routed_tile"]["num_tokens"] == tile
+    assert config["narrow_widths"] == {"middle": narrow, "least": narrow}
 
 
 @pytest.mark.parametrize(("target", "fault"), [("sm_90a", None), ("sm_100a", "narrower mainloops are for sm_90a")])

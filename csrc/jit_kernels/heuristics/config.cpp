@@ -29,8 +29,8 @@ constexpr int kInvariantSharedTokens = 64;
 // One GEMM pair (L1 and L2) as the split heuristic sees it. Tile counts saturate at `kMany`.
 struct Load {
     TileShape tile;
-    int num_l1_tiles;
-    int num_l2_tiles;
+    int num_l1_tiles = 0;
+    int num_l2_tiles = 0;
     NarrowWidths narrow_widths = {0, 0};
 
     auto key() const {
@@ -147,11 +147,12 @@ Load routed_load(const Problem& problem, const DeviceFacts& device) {
         tokens = 8;
     tokens = chosen(problem.overrides.routed_tokens, tokens);
     Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
-        .num_l1_tiles = 0,
-        .num_l2_tiles = 0,
         .narrow_widths = problem.overrides.narrow_widths};
     if (device.arch == Architecture::kSM90 && load.narrow_widths.least == 0)
-        load.narrow_widths = tile_for_many(mean, problem.fast_math, tokens).narrow;
+        load.narrow_widths =
+            ctas_per_sm(problem, device, load.tile) == 1
+                ? tile_for_many(mean, problem.fast_math, tokens).narrow
+                : NarrowWidths{tokens == 16 ? 8 : 0, tokens == 16 ? 8 : 0}; // which mma.sync multiplies
     const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
     load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shape.hidden, load.tile.num_rows));
@@ -184,9 +185,7 @@ int shared_rows(const Problem& problem, const DeviceFacts& device, const TileSha
 
 Load shared_load(const Problem& problem, const DeviceFacts& device, const TileShape& routed_tile, int num_ctas_per_sm) {
     const bool is_sm100 = device.arch == Architecture::kSM100;
-    Load load{.tile = {.num_rows = shared_rows(problem, device, routed_tile), .num_tokens = 0, .num_k = 64},
-        .num_l1_tiles = 0,
-        .num_l2_tiles = 0};
+    Load load{.tile = {.num_rows = shared_rows(problem, device, routed_tile), .num_tokens = 0, .num_k = 64}};
     if (problem.shared_output == SharedOutput::kNone)
         return load;
     if (problem.batch_invariant)
@@ -322,7 +321,7 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_threads = device.arch == Architecture::kSM100 ? kNumThreadsSM100 : kNumThreads,
         .num_ctas_per_sm = per_sm,
         .num_cluster_ctas = per_tile,
-        .narrow_widths = per_sm == 1 ? routed.narrow_widths : NarrowWidths{0, 0}};
+        .narrow_widths = routed.narrow_widths};
     config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
     return config;
 }
@@ -376,7 +375,7 @@ const char* config_fault(const Config& config) {
     if (const NarrowWidths& narrow = config.narrow_widths; narrow.middle != 0 || narrow.least != 0) {
         if (config.arch != Architecture::kSM90)
             return "narrower mainloops are for sm_90a";
-        if (narrow.least < plan::kMinTokenTile || narrow.least >= narrow.middle ||
+        if (narrow.least < plan::kMinTokenTile || narrow.least > narrow.middle ||
             narrow.middle >= config.routed_tile.num_tokens || narrow.least % 8 != 0 || narrow.middle % 8 != 0)
             return "the narrow widths are no descending multiples of 8 below the routed token tile";
     }

@@ -35,7 +35,7 @@ struct TileShape {
     int num_k;      // K extent of one pipeline stage
 };
 
-// Narrower instances of the mainloop of a routed tile, both or none (0).
+// Narrower instances of the mainloop of a routed tile, both or none (0); equal: there is only one.
 struct NarrowWidths {
     int middle;
     int least;

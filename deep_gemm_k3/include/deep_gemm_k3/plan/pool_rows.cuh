@@ -1,15 +1,19 @@
-// How the rows of an expert fill its pool blocks. A block has room for a whole token tile. Where the tile has narrower
-// instances of its mainloop, as many of an expert's blocks take fewer rows as its last block would have places to
-// spare, so that little padding is multiplied; otherwise all blocks but the last are full.
+// How the rows of an expert fill its pool blocks. A block has room for a whole token tile. Where the tile has two
+// narrower instances of its mainloop, as many of an expert's blocks take fewer rows as its last block would have places
+// to spare, so that little padding is multiplied; otherwise all blocks but the last are full.
 #pragma once
 #include "../config.cuh"
 #include "../types.cuh"
 
 namespace deep_gemm_k3::plan {
 
-// A tile has mainloops of three widths, more than which the assembler finds no registers for.
+// A tile has mainloops of up to three widths, more than which the assembler finds no registers for.
 DG_HOST_DEVICE constexpr bool has_widths(const Config& c) {
     return c.narrow_widths.least != 0;
+}
+// With one narrower width only, an expert's last block takes it if it can: full blocks first are as good.
+DG_HOST_DEVICE constexpr bool spreads_rows(const Config& c) {
+    return c.narrow_widths.least != c.narrow_widths.middle;
 }
 // The next narrower mainloop of a routed tile; 0 where there is none.
 DG_HOST_DEVICE constexpr int narrower_width(const Config& c, int width) {
@@ -35,7 +39,7 @@ struct ExpertBlocks {
     DG_HOST_DEVICE constexpr ExpertBlocks(const Config& c, int num_rows_of_expert, int num_blocks_of_expert)
         : tile(c.routed_tile.num_tokens), middle(c.narrow_widths.middle), least(c.narrow_widths.least),
           num_rows(num_rows_of_expert), num_blocks(num_blocks_of_expert), num_least(0), num_middle(0) {
-        if (!has_widths(c))
+        if (!spreads_rows(c))
             return;
         const int spare = num_blocks * tile - num_rows;
         num_least = min_of(num_blocks, spare / (tile - least));

@@ -16,6 +16,15 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
         : "memory");
 }
 
+// Loads four 8x8 BF16 matrices: lane 8*i + r gives the address of row r (16 bytes) of matrix i; a lane gets of every
+// matrix row lane/4, columns 2*(lane%4) and +1.
+__device__ __forceinline__ void load_matrix_x4(uint32_t address, uint32_t (&m)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+        : "r"(address)
+        : "memory");
+}
+
 // Four words as they lie in memory.
 struct alignas(16) Vector4 {
     uint32_t word[4];

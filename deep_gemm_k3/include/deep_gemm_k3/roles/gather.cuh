@@ -226,7 +226,7 @@ __device__ __forceinline__ plan::ExpertBlocks blocks_of(const Context& ctx, int 
 // The place of an expert's row that is number `row` counted from the start of its first block.
 template <Config C>
 __device__ __forceinline__ uint32_t pool_row(const Context& ctx, int expert, uint32_t row) {
-    if constexpr (!plan::has_widths(C)) {
+    if constexpr (!plan::spreads_rows(C)) {
         return row;
     } else {
         const uint32_t first =
@@ -360,7 +360,7 @@ template <Config C>
 __device__ __forceinline__ void gather(
     const Context& ctx, const DispatchWarp& self, Share<C>& share, bool is_gathered_by_ctas) {
     const uint32_t num_routes = 2 * words_at(ctx, plan::roles_memory::kFirstWord)[C.shape.num_ranks];
-    if constexpr (plan::has_widths(C)) // blocks of experts, which warp 0 has noted
+    if constexpr (plan::spreads_rows(C)) // blocks of experts, which warp 0 has noted
         dispatch_barrier();
     if (num_routes <= kMaxDirectRoutes ||
         share.num_blocks * C.routed_tile.num_tokens < kMinPoolOrderRows * self.num_units()) {

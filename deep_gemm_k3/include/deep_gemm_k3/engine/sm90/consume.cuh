@@ -32,16 +32,16 @@ using ExchangeOf = typename SelectExchange<plan::has_exchange(C), C>::Type;
 
 // The narrowest mainloop that has the task's tokens.
 template <Config C, int kWidth>
-__device__ __forceinline__ void run_mainloop(const sched::Context& ctx, const TaskRecord& record, Pipeline<C>& pipeline,
-    typename RoutedMainloop<C>::Accumulators& acc) {
+__device__ __forceinline__ void run_mainloop(
+    const TaskRecord& record, Pipeline<C>& pipeline, typename RoutedMainloop<C>::Accumulators& acc) {
     constexpr int kNarrower = plan::has_widths(C) ? plan::narrower_width(C, kWidth) : 0;
     if constexpr (kNarrower != 0) {
         if (record.task.num_valid_tokens <= kNarrower) {
-            run_mainloop<C, kNarrower>(ctx, record, pipeline, acc);
+            run_mainloop<C, kNarrower>(record, pipeline, acc);
             return;
         }
     }
-    RoutedMainloop<C, kWidth>().run(ctx, pipeline, record.num_stages, acc);
+    RoutedMainloop<C, kWidth>().run(pipeline, record.num_stages, acc);
 }
 
 template <Config C>
@@ -58,7 +58,7 @@ __device__ __forceinline__ void consume_routed(
     const int first_row =
         task.row_tile * C.routed_tile.num_rows + ctx.warp_idx / 4 * Mainloop::kNumBlocks * plan::kUnitRows;
     if (first_row >= sched::num_weight_rows(C, task.phase)) {
-        Mainloop().skip(ctx, pipeline, record.num_stages);
+        Mainloop().skip(pipeline, record.num_stages);
         return;
     }
     epilogue::TokenRows<Mainloop::kTileTokens> rows;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void consume_routed(
         epilogue::ToPeer<C>(ctx).load_rows(task, rows);
     else if constexpr (!plan::overlays_exchange(C))
         epilogue::ToPool<C>(ctx).load_rows(task, rows, num_handed_over<C>(record));
-    run_mainloop<C, C.routed_tile.num_tokens>(ctx, record, pipeline, acc);
+    run_mainloop<C, C.routed_tile.num_tokens>(record, pipeline, acc);
     debug::mark(ctx, debug::Event::kMultiplied);
     if constexpr (epilogue::can_split(C.routed_tile) && (C.splits.routed_l1 > 1 || C.splits.routed_l2 > 1)) {
         using Splits = epilogue::SplitReduction<C, Mainloop::kNumBlocks, Mainloop::kNumAccumulators>;

@@ -1,12 +1,18 @@
 // Mainloop of a routed tile: 256 weight rows x one token tile, K in stages of 128. Each math warpgroup owns two m64
 // blocks. Weights go from packed shared memory through registers (dequantise.cuh) into operand A; tokens are operand B.
 //
-// A stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are computed
-// while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one group
-// into the next stage: then all its wgmmas have retired.
+// A scheduler's tensor core and its other units take turns, so the cycles of both add up; wgmma takes about as long for
+// 8 tokens as for 32, single warps' products of 8 tokens half of that. So with two CTAs on an SM, whose warps are many
+// enough to cover latencies, 8 tokens are multiplied by mma.sync: no groups, and a stage is released when it is read.
+//
+// wgmma: a stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are
+// computed while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one
+// group into the next stage: then all its wgmmas have retired.
 #pragma once
 #include "../../plan/operand_tile.cuh"
 #include "../../ptx/matrix.cuh"
+#include "../../ptx/mma.cuh"
+#include "../../ptx/sync.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../../sched/task.cuh"
 #include "dequantise.cuh"
@@ -27,6 +33,7 @@ struct RoutedMainloop {
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
     // The widest tiles leave fragments for one k32 block of each m64 block only: a group is then one of those.
     static constexpr bool kAlternates = kTileTokens > 112;
+    static constexpr bool kMultipliesByWarps = C.num_ctas_per_sm > 1 && kTokens == 8;
     static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
 
     using Accumulators = float[kNumBlocks][kNumAccumulators];
@@ -152,15 +159,46 @@ struct RoutedMainloop {
         keep(fragments[(kGroup & 1) ^ 1]);
     }
 
-    __device__ __forceinline__ void run(
-        const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
+    // One k32 block of the warp's rows and 8 tokens. `tokens`: where this lane's matrix row lies, of even blocks.
+    template <int kBlock>
+    __device__ __forceinline__ void multiply_by_warps(
+        uint32_t stage, uint32_t tokens, Packed& packed, Accumulators& acc) const {
+        if constexpr (kBlock % 2 == 0)
+            load_half<kBlock / 2>(stage, packed);
+        uint32_t b[4]; // 8 columns of k each
+        ptx::load_matrix_x4((tokens ^ kBlock % 2 * 64) + kBlock / 2 * plan::kOperandHalfBytes, b);
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m) {
+            uint32_t a[8];
+            dequantise_block<kBlock>(packed, m, a);
+            ptx::multiply_m16n8k16(acc[m], a, b[0], b[1]);
+            ptx::multiply_m16n8k16(acc[m], a + 4, b[2], b[3]);
+        }
+    }
+    __device__ __forceinline__ void run_by_warps(Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
+        Packed packed;
+        const uint32_t lane = ptx::thread_index() % 32;
+        const uint32_t token_offset = plan::operand_chunk_offset(lane % 8, lane / 8);
+#pragma unroll 1
+        for (int k = 0; k < num_stages; ++k) {
+            pipeline.wait_full();
+            const uint32_t stage = pipeline.address(), tokens = stage + token_offset;
+            multiply_by_warps<0>(stage, tokens, packed, acc);
+            multiply_by_warps<1>(stage, tokens, packed, acc);
+            multiply_by_warps<2>(stage, tokens, packed, acc);
+            multiply_by_warps<3>(stage, tokens, packed, acc);
+            // Loads may still be under way when a later arrival is seen, and a copy into the stage does not queue
+            // behind them: without the fence a product now and then gets words of the next stage.
+            ptx::fence_proxy_async_shared();
+            __syncwarp();
+            pipeline.release(is_first_lane(), pipeline.stage);
+            pipeline.advance();
+        }
+    }
+
+    __device__ __forceinline__ void run_by_warpgroups(Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
         Fragments fragments[2];
         Packed packed;
-#pragma unroll
-        for (int m = 0; m < kNumBlocks; ++m)
-#pragma unroll
-            for (int i = 0; i < kNumAccumulators; ++i)
-                acc[m][i] = 0.f;
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full();
@@ -190,9 +228,21 @@ struct RoutedMainloop {
         pipeline.release(is_first_lane(), pipeline.previous());
     }
 
+    __device__ __forceinline__ void run(Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
+#pragma unroll
+        for (int m = 0; m < kNumBlocks; ++m)
+#pragma unroll
+            for (int i = 0; i < kNumAccumulators; ++i)
+                acc[m][i] = 0.f;
+        if constexpr (kMultipliesByWarps)
+            run_by_warps(pipeline, num_stages, acc);
+        else
+            run_by_warpgroups(pipeline, num_stages, acc);
+    }
+
     // A warpgroup without rows in the last tile only keeps the ring turning. A stage is released once all lanes have
     // seen it full and have read the task's record; in a mainloop wgmma brings them together.
-    __device__ __forceinline__ void skip(const sched::Context& ctx, Pipeline<C>& pipeline, int num_stages) const {
+    __device__ __forceinline__ void skip(Pipeline<C>& pipeline, int num_stages) const {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {
             pipeline.wait_full();
