@@ -40,6 +40,7 @@ PLAYS = {
                 "splits": {"routed_l1": 2, "routed_l2": 2, "shared_l1": 2, "shared_l2": 2},
             },
         ),
+        # two CTAs on an SM; blocks of up to eight rows, which single warps multiply, and fuller ones
         Play(
             "two CTAs",
             WorldShape((), 4, 2, 512, 384, **{**_SHARED, "shared_tokens": 20, "shared_intermediate": 256}),
@@ -47,7 +48,7 @@ PLAYS = {
             "rs",
             ((40, 5), (0, 0), (257, 2)),
             calls=2,
-            overrides={"routed_tokens": 32, "shared_tokens": 64, "num_ctas_per_sm": 2},
+            overrides={"routed_tokens": 16, "shared_tokens": 64, "num_ctas_per_sm": 2},
         ),
         # no shared expert and few rows: the first tiles' tokens are gathered straight into stages, more than the ring has
         Play(
