@@ -103,13 +103,18 @@ def pinned(plan: Plan) -> dict[str, Any]:
 
 
 def compile_plans(plans: Sequence[Plan], traced: Sequence[Plan] = ()) -> str:
-    """Compile the kernels of many plans in parallel, of the ``traced`` ones those with a timeline; what was done, in words."""
+    """Compile the kernels of many plans in parallel, of the ``traced`` ones those with a timeline; what was done, in words.
+    Plans that cannot be launched are left to whoever calls them."""
     from ..jit.kernel import default_store
     from ..jit.source import KernelSource
     from ..jit.warmup import warm_up
 
     wanted = [(p, "") for p in plans] + [(p, "_traced") for p in traced]
-    sources = {(p.literal, k): KernelSource(KERNELS[p.target] + k, p.target, p.literal) for p, k in wanted}
+    sources = {
+        (p.literal, k): KernelSource(KERNELS[p.target] + k, p.target, p.literal)
+        for p, k in wanted
+        if not p.data["fault"]
+    }
     return str(warm_up(list(sources.values()), default_store()))
 
 
@@ -135,6 +140,8 @@ class Case:
         how = self.how
         fixed = {k: v for k, v in problem_of(self.buffer).items() if k in ("target", "num_sms", "whole_device")}
         self.plan = plan_of(self.shape, mode, how, **fixed)
+        if fault := self.plan.data["fault"]:
+            raise RuntimeError(f"overrides: wanted a plan that can be launched, given {dict(how.overrides)}: {fault}")
         ops().set_overrides(self.buffer.handle, json.dumps(pinned(self.plan)))
         ops().set_debug(self.buffer.handle, 0, 0 if timeline is None else timeline.data_ptr())
         if mode in ("rs", "sp_rs") and mode not in self.publications:

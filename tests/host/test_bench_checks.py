@@ -195,3 +195,17 @@ def test_points_of_tune_are_checked_before_any_runs(point: dict[str, Any], words
     file.write_text(json.dumps([{"tokens": 1, "overrides": {"routed_tokens": 8}}, point]))
     with pytest.raises(ValueError, match=f"^{words}"):
         points_of(file)
+
+
+def test_a_plan_that_cannot_be_launched_has_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the CPU the oracle would run it all the same; on a GPU it is not even compiled."""
+    faulty = Plan.make(
+        num_ranks=1, num_experts=8, num_topk=2, num_max_tokens_per_rank=384, num_tokens=8, hidden=256,
+        intermediate_hidden=256, target="sm_90a", overrides={"num_stages": 1},
+    )  # fmt: skip
+    assert case.compile_plans([faulty], [faulty]).startswith("0 kernels")
+    line = f'sweep {REST} --tokens 1 --modes routed --no-baselines --overrides {{"num_stages":1}}'
+    assert cli.main(["bench", *line.split()]) == 1
+    said = capsys.readouterr().out
+    assert "given {'num_stages': 1}: fewer than two pipeline stages fit into shared memory" in said
+    assert said.splitlines()[-1] == "1 point has no time: routed M=1"
