@@ -141,7 +141,7 @@ class Case:
         fixed = {k: v for k, v in problem_of(self.buffer).items() if k in ("target", "num_sms", "whole_device")}
         self.plan = plan_of(self.shape, mode, how, **fixed)
         if fault := self.plan.data["fault"]:
-            raise RuntimeError(f"overrides: wanted a plan that can be launched, given {dict(how.overrides)}: {fault}")
+            raise RuntimeError(f"plan: wanted one that can be launched, given overrides {dict(how.overrides)}: {fault}")
         ops().set_overrides(self.buffer.handle, json.dumps(pinned(self.plan)))
         ops().set_debug(self.buffer.handle, 0, 0 if timeline is None else timeline.data_ptr())
         if mode in ("rs", "sp_rs") and mode not in self.publications:

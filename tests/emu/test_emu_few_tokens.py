@@ -40,8 +40,9 @@ def results(
         session.close()
 
 
-# Uniform routing to two experts a token: 7 tokens leave each of 4 experts 3 or 4 rows, 23 leave 11 or 12, 40 leave 20: in
-# tiles of 16 blocks of 16 and 4. L2's last row tile is half a tile, which leaves the second warpgroup nothing.
+# Two experts of four a token. Uniform: 7 tokens leave each expert 3 or 4 rows, 40 leave 20, in tiles of 16 blocks of 16 and 4.
+# Of 23 tokens the hot expert has all, blocks of 16 and 7. L2's last row tile is half a tile, which leaves the second warpgroup
+# nothing.
 @pytest.mark.parametrize(
     ("tokens", "tile", "mode", "routing", "adversary"),
     [
@@ -56,7 +57,7 @@ def results(
 def test_few_tokens_give_the_oracles_bits(
     tokens: tuple[int, ...], tile: int, mode: str, routing: str, adversary: str
 ) -> None:
-    shape = WorldShape(tokens, 2 * (2 if len(tokens) == 1 else len(tokens)), 2, 384, 512, 24, 512, 128)
+    shape = WorldShape(tokens, 4, 2, 384, 512, 24, 512, 128)
     results(shape, mode, {"routed_tokens": tile}, "exact", routing, adversary)
 
 

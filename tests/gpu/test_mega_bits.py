@@ -229,7 +229,7 @@ def test_the_number_of_ranks_changes_no_bit(signature: Signature, size: int) -> 
 
 
 def test_copies_of_a_token_get_the_same_bits() -> None:
-    """Without batch invariance too: all rows of an expert take one path, whoever sent them."""
+    """Without batch invariance too: all rows of an expert are summed alike, whoever sent them."""
     given = TWO.world((300, 7), 8, kind="random")
     first, second = given
     ranks = [first, replace(second, routed=rows_of(first, torch.arange(7, device=DEVICE), 0).routed)]

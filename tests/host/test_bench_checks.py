@@ -207,5 +207,5 @@ def test_a_plan_that_cannot_be_launched_has_no_time(capsys: pytest.CaptureFixtur
     line = f'sweep {REST} --tokens 1 --modes routed --no-baselines --overrides {{"num_stages":1}}'
     assert cli.main(["bench", *line.split()]) == 1
     said = capsys.readouterr().out
-    assert "given {'num_stages': 1}: fewer than two pipeline stages fit into shared memory" in said
+    assert "given overrides {'num_stages': 1}: fewer than two pipeline stages fit into shared memory" in said
     assert said.splitlines()[-1] == "1 point has no time: routed M=1"

@@ -162,7 +162,10 @@ def test_narrow_widths_that_cannot_be(given: tuple[int, int]) -> None:
     if given[1] == 0:  # not given: the planner's own
         assert plan.data["fault"] is None and plan.config["narrow_widths"] == {"middle": 88, "least": 80}
     else:
-        assert plan.data["fault"] == "the narrow widths are no descending multiples of 8 below the routed token tile"
+        assert (
+            plan.data["fault"]
+            == "the narrow widths are no multiples of 8 in falling order, or equal, below the routed token tile"
+        )
 
 
 @pytest.mark.parametrize(

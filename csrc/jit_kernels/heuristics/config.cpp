@@ -377,7 +377,7 @@ const char* config_fault(const Config& config) {
             return "narrower mainloops are for sm_90a";
         if (narrow.least < plan::kMinTokenTile || narrow.least > narrow.middle ||
             narrow.middle >= config.routed_tile.num_tokens || narrow.least % 8 != 0 || narrow.middle % 8 != 0)
-            return "the narrow widths are no descending multiples of 8 below the routed token tile";
+            return "the narrow widths are no multiples of 8 in falling order, or equal, below the routed token tile";
     }
     if (config.arch == Architecture::kSM100) {
         if (config.routed_tile.num_tokens % 16 != 0 || config.shared_tile.num_tokens % 16 != 0)

@@ -11,7 +11,7 @@ namespace deep_gemm_k3::plan {
 DG_HOST_DEVICE constexpr bool has_widths(const Config& c) {
     return c.narrow_widths.least != 0;
 }
-// With one narrower width only, an expert's last block takes it if it can: full blocks first are as good.
+// With one narrower width only, an expert's last block takes it if it can. Of half a tile or less no other block could.
 DG_HOST_DEVICE constexpr bool spreads_rows(const Config& c) {
     return c.narrow_widths.least != c.narrow_widths.middle;
 }
@@ -49,7 +49,7 @@ struct ExpertBlocks {
         return block * tile - min_of(block, num_least) * (tile - least) -
                max_of(min_of(block - num_least, num_middle), 0) * (tile - middle);
     }
-    // Tokens that are multiplied.
+    // Tokens that are multiplied, where rows are spread.
     DG_HOST_DEVICE constexpr int num_places() const { return first_row(num_blocks); }
     DG_HOST_DEVICE constexpr int num_rows_of(int block) const {
         return min_of(first_row(block + 1), num_rows) - first_row(block);

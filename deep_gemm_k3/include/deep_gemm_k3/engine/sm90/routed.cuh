@@ -1,8 +1,8 @@
 // Mainloop of a routed tile: 256 weight rows x one token tile, K in stages of 128. Each math warpgroup owns two m64
 // blocks. Weights go from packed shared memory through registers (dequantise.cuh) into operand A; tokens are operand B.
 //
-// A scheduler's tensor core and its other units take turns, so the cycles of both add up; wgmma takes about as long for
-// 8 tokens as for 32, single warps' products of 8 tokens half of that. So with two CTAs on an SM, whose warps are many
+// A scheduler's tensor core and its other units take turns, so the cycles of both add up. wgmma takes three quarters of
+// the cycles for 8 tokens that it takes for 32, mma.sync half of those. So with two CTAs on an SM, whose warps are many
 // enough to cover latencies, 8 tokens are multiplied by mma.sync: no groups, and a stage is released when it is read.
 //
 // wgmma: a stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are
@@ -241,7 +241,7 @@ struct RoutedMainloop {
     }
 
     // A warpgroup without rows in the last tile only keeps the ring turning. A stage is released once all lanes have
-    // seen it full and have read the task's record; in a mainloop wgmma brings them together.
+    // seen it full and have read the task's record; in a mainloop wgmma or a barrier does that.
     __device__ __forceinline__ void skip(Pipeline<C>& pipeline, int num_stages) const {
 #pragma unroll 1
         for (int k = 0; k < num_stages; ++k) {

@@ -95,7 +95,7 @@ __device__ __forceinline__ void clear_missing_rows(
 }
 
 // Who writes what: a thread takes one group of 32 columns of one row of a stage, all of them together as many stages as
-// that makes, but never a whole ring: a stage is released when the one after it is being multiplied.
+// that makes, but never a whole ring: wgmma releases a stage only when the one after it is being multiplied.
 template <Config C>
 struct StageWave {
     int num_groups; // of a stage
