@@ -9,7 +9,6 @@ fault, findings, or memory that differs.
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -267,14 +266,10 @@ class Play:
 
 def record(play: Play) -> list[Scene]:
     """A scene for each act."""
-    from .._extension import ops
 
     shape = replace(play.shape, tokens=tuple(max(tokens) for tokens in zip(*play.acts, strict=True)))
     with scheduled(seed=play.seed):
-        session = Session(shape, device="cpu", num_sms=play.num_sms, target=play.target)
-        for buffer in session.buffers:
-            if play.overrides:
-                ops().set_overrides(buffer.handle, json.dumps(play.overrides))
+        session = Session(shape, device="cpu", overrides=play.overrides, num_sms=play.num_sms, target=play.target)
         scenes = [_record_act(play, session, replace(shape, tokens=tokens), play.calls) for tokens in play.acts]
         if play.aborts:
             one = _record_act(play, session, replace(shape, tokens=play.acts[0]), 1)

@@ -9,12 +9,14 @@ A :class:`Session` keeps the ranks' threads and buffers for many calls.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
+from .._extension import ops
 from ..mega.buffer import SymmBuffer, get_symm_buffer_for_mega_moe
 from ..mega.group import Group
 from ..mega.local_world import LocalRank, local_world
@@ -68,13 +70,23 @@ def make_buffer(group: object, shape: WorldShape, **options: Any) -> SymmBuffer:
 
 class Session:
     """The threads and buffers of a local world, kept for many calls. ``shape.tokens`` and ``shape.shared_tokens`` are the
-    most that a call may bring; further ``options`` are those of the buffer."""
+    most that a call may bring; ``overrides`` replace choices of the planner; further ``options`` are those of the buffer."""
 
-    def __init__(self, shape: WorldShape, *, device: str | torch.device, **options: Any) -> None:
+    def __init__(
+        self,
+        shape: WorldShape,
+        *,
+        device: str | torch.device,
+        overrides: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.shape, self.device = shape, torch.device(device)
         self._options = {"device": self.device, "timeout_s": 60.0, **options}
         self._world = local_world(shape.ranks)
         self.buffers: list[SymmBuffer] = self._world.run(self._make)
+        if overrides:
+            for buffer in self.buffers:
+                ops().set_overrides(buffer.handle, json.dumps(overrides))
 
     def _make(self, group: LocalRank) -> SymmBuffer:
         return make_buffer(group, self.shape, **self._options)

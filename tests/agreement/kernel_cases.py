@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from deep_gemm_k3 import _extension
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RankResult, RunOptions, Session, run_world
@@ -89,10 +87,8 @@ def compile_all(cases: list[Case]) -> str:
 
 def run_case(case: Case, device: str) -> list[RankResult]:
     """All ranks' results of one call, on the CPU."""
-    session = Session(case.shape, device=device, num_sms=NUM_SMS, target="sm_90a")
+    session = Session(case.shape, device=device, overrides=OVERRIDES, num_sms=NUM_SMS, target="sm_90a")
     try:
-        for buffer in session.buffers:
-            _extension.ops().set_overrides(buffer.handle, json.dumps(OVERRIDES))
         world = make_world(case.shape, 7, "uniform", case.kind, "sm_90a", device)
         how = RunOptions(fast_math=case.fast_math)
         results = run_world(world, case.options, case.mode, how, session)

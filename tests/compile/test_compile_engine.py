@@ -4,13 +4,15 @@ another because the compiler could not prove that the warps stay together."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from machine_code import LOAD_LOCAL, MMA, STORE_LOCAL, TO_UNIFORM_REGISTER, WGMMA, operations
 
 from deep_gemm_k3 import _extension
-from deep_gemm_k3.jit import KernelSource, NvrtcCompiler
+from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
 from deep_gemm_k3.mega.plan import KERNELS
 
 K3 = {
@@ -34,6 +36,11 @@ K3 = {
 ONE_RANK = {"num_ranks": 1, "num_experts": 112}
 
 
+def compiled(problem: Mapping[str, Any]) -> Artefact:
+    literal = _extension.ops().config_literal(json.dumps(problem))
+    return NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal))
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -46,8 +53,7 @@ ONE_RANK = {"num_ranks": 1, "num_experts": 112}
     ],
 )
 def test_mainloops_are_not_held_up(changed: dict[str, int]) -> None:
-    literal = _extension.ops().config_literal(json.dumps(K3 | changed))
-    made = NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal))
+    made = compiled(K3 | changed)
     # ptxas says "wgmma.mma_async instructions are serialized" and why.
     assert "serialized" not in made.log
     code = operations(made.cubin)
@@ -66,8 +72,7 @@ def test_mainloops_are_not_held_up(changed: dict[str, int]) -> None:
 def test_who_multiplies(num_tokens: int, num_ctas: int, by_warps: bool, by_warpgroups: bool) -> None:
     """Blocks of up to eight tokens are multiplied by single warps where two CTAs share an SM, others by warpgroups."""
     routed = K3 | ONE_RANK | {"shared_output": "none", "num_tokens": num_tokens, "num_shared_tokens": 0}
-    literal = _extension.ops().config_literal(json.dumps(routed | {"overrides": {"num_ctas_per_sm": num_ctas}}))
-    code = operations(NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal)).cubin)
+    code = operations(compiled(routed | {"overrides": {"num_ctas_per_sm": num_ctas}}).cubin)
     assert (MMA in code, bool({*WGMMA} & {*code})) == (by_warps, by_warpgroups)
 
 

@@ -3,13 +3,11 @@ are multiplied by warpgroups (wgmma). Bit for bit the oracle's on inputs with ex
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from emu_support import fresh_emulator
 
-from deep_gemm_k3._extension import ops
 from deep_gemm_k3.emulator import service
 from deep_gemm_k3.testing import metrics
 from deep_gemm_k3.testing.data import WorldShape, make_world
@@ -30,10 +28,8 @@ def results(
     adversary: str = "random",
 ) -> list[RankResult]:
     service.configure(seed=11, adversary=adversary, race_detection=True)
-    session = Session(shape, device="cpu", timeout_s=300, num_sms=3)
+    session = Session(shape, device="cpu", overrides=overrides, timeout_s=300, num_sms=3)
     try:
-        for buffer in session.buffers:
-            ops().set_overrides(buffer.handle, json.dumps(overrides))
         ranks = make_world(shape, 5, routing, kind, target="sm_90a")
         return check_world(ranks, SITU, mode, RunOptions(calls=2), bitwise=kind == "exact", session=session)
     finally:

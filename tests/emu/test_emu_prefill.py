@@ -3,12 +3,9 @@ shared among blocks of several widths."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from emu_support import fresh_emulator
 
-from deep_gemm_k3 import _extension
 from deep_gemm_k3.emulator import service
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
@@ -40,10 +37,8 @@ def test_wide_tiles_give_the_oracles_bits(
 ) -> None:
     service.configure(seed=5, adversary=adversary, race_detection=True)
     shape = WorldShape(tokens, 2 * len(tokens), 2, 256, 256, 24, 512, 128)
-    session = Session(shape, device="cpu", num_sms=2, target="sm_90a")
+    session = Session(shape, device="cpu", overrides={"routed_tokens": tile}, num_sms=2, target="sm_90a")
     try:
-        for buffer in session.buffers:
-            _extension.ops().set_overrides(buffer.handle, json.dumps({"routed_tokens": tile}))
         fast_math = linear_beta is not None
         kind = "random" if fast_math else "exact"
         world = make_world(shape, 7, "uniform", kind, "sm_90a", "cpu")
@@ -58,10 +53,9 @@ def test_hundreds_of_experts_on_a_rank_leave_narrow_tiles_to_the_math_warps(emul
     """Their cursors take the memory through which the dispatch warps would get a tile; blocks have several widths still."""
     service.configure(seed=3, race_detection=True)
     shape = WorldShape((110,), 896, 2, 256, 128)
-    session = Session(shape, device="cpu", num_sms=2, target="sm_90a")
+    overrides = {"routed_tokens": 48, "num_ctas_per_sm": 1}
+    session = Session(shape, device="cpu", overrides=overrides, num_sms=2, target="sm_90a")
     try:
-        overrides = {"routed_tokens": 48, "num_ctas_per_sm": 1}
-        _extension.ops().set_overrides(session.buffers[0].handle, json.dumps(overrides))
         for routing in ("hot_expert", "uniform"):
             world = make_world(shape, 7, routing, "exact", "sm_90a", "cpu")
             how = RunOptions(num_sms=2, timeout_s=600.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from emu_support import fresh_emulator
 
-from deep_gemm_k3._extension import ops
 from deep_gemm_k3.testing.data import WorldShape, make_world
 from deep_gemm_k3.testing.oracle import Options
 from deep_gemm_k3.testing.runner import RunOptions, Session, check_world
@@ -18,10 +16,8 @@ hopper = fresh_emulator("sm_90a", autouse=True)
 
 
 def check(shape: WorldShape, mode: str, num_sms: int, overrides: dict[str, Any], routing: str = "uniform") -> None:
-    session = Session(shape, device="cpu", timeout_s=300, num_sms=num_sms)
+    session = Session(shape, device="cpu", overrides=overrides, timeout_s=300, num_sms=num_sms)
     try:
-        for buffer in session.buffers:
-            ops().set_overrides(buffer.handle, json.dumps(overrides))
         ranks = make_world(shape, 1, routing, "exact", target="sm_90a")
         check_world(ranks, SITU, mode, RunOptions(calls=2), bitwise=True, session=session)
     finally:

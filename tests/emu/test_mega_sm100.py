@@ -25,6 +25,7 @@ SITU = Options("situ", None, 4.0, 25.0)
 SWIGLU = Options("swiglu")
 CLAMPED = Options("swiglu", activation_clamp=2048.0)
 PAIR, ALONE = 2, 1  # SMs of a rank: an even number is used in pairs
+ON_CPU: dict[str, Any] = {"device": "cpu", "timeout_s": 300}
 
 ONE = WorldShape((40,), 4, 2, 256, 256, 40, 384, 256)
 blackwell = fresh_emulator("sm_100a", autouse=True)
@@ -35,15 +36,6 @@ def check(
 ) -> list[RankResult]:
     ranks = make_world(shape, 1, routing, "exact", target="sm_100a")
     return check_world(ranks, options, mode, RunOptions(num_sms=sms, timeout_s=300, **how), bitwise=True)
-
-
-class Overridden(Session):
-    """A session whose calls do not follow the planner in everything."""
-
-    def __init__(self, shape: WorldShape, overrides: dict[str, Any], **options: Any) -> None:
-        super().__init__(shape, device="cpu", timeout_s=300, **options)
-        for buffer in self.buffers:
-            ops().set_overrides(buffer.handle, json.dumps(overrides))
 
 
 # -------------------------------------------------------------------------------------------------------- counts and tiles
@@ -79,9 +71,8 @@ def test_no_tile_of_the_model_is_left_out() -> None:
 def test_every_tile(routed: int, shared: int, ctas: int) -> None:
     """A hot expert fills more than one block of it; rows of the shared expert end inside a tile."""
     shape = replace(ONE, tokens=(routed + 20,), shared_tokens=shared + 5)
-    session = Overridden(
-        shape, {"routed_tokens": routed, "shared_tokens": shared, "num_cluster_ctas": ctas}, num_sms=PAIR
-    )
+    overrides = {"routed_tokens": routed, "shared_tokens": shared, "num_cluster_ctas": ctas}
+    session = Session(shape, **ON_CPU, overrides=overrides, num_sms=PAIR)
     try:
         ranks = make_world(shape, 1, "hot_expert", "exact", target="sm_100a")
         check_world(ranks, SITU, "dense", bitwise=True, session=session)
@@ -93,7 +84,7 @@ def test_every_tile(routed: int, shared: int, ctas: int) -> None:
 def test_widths_that_are_no_whole_tiles(ctas: int) -> None:
     """384 rows of L2 are three halves of tiles, 640 of the shared expert five."""
     shape = WorldShape((9,), 4, 2, 384, 128, 20, 640, 384)
-    session = Overridden(shape, {"num_cluster_ctas": ctas}, num_sms=PAIR)
+    session = Session(shape, **ON_CPU, overrides={"num_cluster_ctas": ctas}, num_sms=PAIR)
     try:
         ranks = make_world(shape, 1, "uniform", "exact", target="sm_100a")
         check_world(ranks, SITU, "dense", bitwise=True, session=session)
@@ -105,7 +96,7 @@ def test_widths_that_are_no_whole_tiles(ctas: int) -> None:
 def test_splits_meet(ctas: int) -> None:
     splits = {"routed_l1": 2, "routed_l2": 3, "shared_l1": 2, "shared_l2": 2}
     shape = WorldShape((9,), 2, 1, 512, 512, 20, 512, 256)
-    session = Overridden(shape, {"splits": splits, "num_cluster_ctas": ctas}, num_sms=4)
+    session = Session(shape, **ON_CPU, overrides={"splits": splits, "num_cluster_ctas": ctas}, num_sms=4)
     try:
         ranks = make_world(shape, 1, "uniform", "exact", target="sm_100a")
         check_world(ranks, SITU, "dense", RunOptions(calls=2), bitwise=True, session=session)
@@ -120,7 +111,7 @@ def test_pairs_claim_their_tasks(adversary: str) -> None:
     shape = WorldShape((40,), 2, 1, 512, 1024)
     splits = {"routed_l1": 1, "routed_l2": 1, "shared_l1": 1, "shared_l2": 1}
     overrides = {"routed_tokens": 32, "num_cluster_ctas": 2, "splits": splits}
-    session = Overridden(shape, overrides, num_sms=4)
+    session = Session(shape, **ON_CPU, overrides=overrides, num_sms=4)
     service.configure(seed=3, adversary=adversary, race_detection=True)
     try:
         ranks = make_world(shape, 1, "hot_expert", "exact", target="sm_100a")

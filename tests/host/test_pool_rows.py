@@ -47,7 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("tile", "narrow"),
     [
         (160, (144, 112)), (160, (144, 88)), (160, (128, 112)), (160, (152, 128)), (104, (96, 88)), (104, (88, 80)), (88, (80, 72)), (72, (56, 48)),
-        (48, (40, 32)), (32, (0, 0)), (16, (8, 8)), (8, (0, 0)),
+        (48, (40, 32)), (32, (0, 0)), (16, (8, 8)), (16, (0, 0)), (8, (0, 0)),
     ],
 )  # fmt: skip
 def test_rows_and_places(program: Path, tile: int, narrow: tuple[int, int]) -> None:

@@ -45,18 +45,19 @@ int saturated_product(int64_t a, int64_t b) {
     return static_cast<int>(std::min<int64_t>(a * b, kMany));
 }
 
-// A tile for many rows and the widths of its mainloops: those that the assembler finds registers for.
-struct TileOfMany {
+// A routed tile and the narrower widths of its mainloops: those that the assembler finds registers for.
+struct TileWidths {
     int num_tokens;
     NarrowWidths narrow;
 };
-constexpr TileOfMany kTilesOfMany[] = {
+constexpr TileWidths kTilesOfMany[] = {
     {48, {40, 32}}, {72, {56, 48}}, {88, {80, 72}}, {104, {88, 80}}, {160, {144, 112}}, {160, {144, 88}}};
-constexpr int kWidestTile = 160; // leaves no registers for the activation in exact math
+constexpr TileWidths kTileOfFew = {16, {8, 8}}; // where two CTAs share an SM: mma.sync multiplies the narrower width
+constexpr int kWidestTile = 160;                // leaves no registers for the activation in exact math
 
 // Tokens that an expert multiplies in tiles of many, in expectation, its number of rows being about normal with its
 // mean as variance. Each block, whose weights are dequantised for it alone, costs as much again as kBlockCost tokens.
-double expected_cost_of_expert(double mean, const TileOfMany& tile) {
+double expected_cost_of_expert(double mean, const TileWidths& tile) {
     constexpr double kBlockCost = 32, kStep = 0.25, kMost = 4; // the last two in standard deviations
     Config config{};
     config.routed_tile.num_tokens = tile.num_tokens;
@@ -74,11 +75,11 @@ double expected_cost_of_expert(double mean, const TileOfMany& tile) {
 
 // Of the tiles for many rows the one that multiplies least; of nearly equal ones the first, which is the narrowest.
 // `num_tokens`: only of those of as many, if there are any.
-TileOfMany tile_for_many(double mean, bool fast_math, int num_tokens = 0) {
+TileWidths tile_for_many(double mean, bool fast_math, int num_tokens = 0) {
     constexpr double kWorthwhile = 0.99;
-    TileOfMany best{.num_tokens = num_tokens, .narrow = {0, 0}};
+    TileWidths best{.num_tokens = num_tokens, .narrow = {0, 0}};
     double least_cost = 0;
-    for (const TileOfMany& tile : kTilesOfMany) {
+    for (const TileWidths& tile : kTilesOfMany) {
         if (num_tokens != 0 ? tile.num_tokens != num_tokens : tile.num_tokens == kWidestTile && !fast_math)
             continue;
         const double cost = expected_cost_of_expert(mean, tile);
@@ -149,10 +150,9 @@ Load routed_load(const Problem& problem, const DeviceFacts& device) {
     Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
         .narrow_widths = problem.overrides.narrow_widths};
     if (device.arch == Architecture::kSM90 && load.narrow_widths.least == 0)
-        load.narrow_widths =
-            ctas_per_sm(problem, device, load.tile) == 1
-                ? tile_for_many(mean, problem.fast_math, tokens).narrow
-                : NarrowWidths{tokens == 16 ? 8 : 0, tokens == 16 ? 8 : 0}; // which mma.sync multiplies
+        load.narrow_widths = ctas_per_sm(problem, device, load.tile) == 1
+                                 ? tile_for_many(mean, problem.fast_math, tokens).narrow
+                                 : (tokens == kTileOfFew.num_tokens ? kTileOfFew.narrow : NarrowWidths{0, 0});
     const auto blocks = static_cast<int64_t>(std::min(std::ceil(expected_blocks(problem, tokens)), double(kMany)));
     load.num_l1_tiles = saturated_product(blocks, ceil_div(2 * problem.shape.intermediate, load.tile.num_rows));
     load.num_l2_tiles = saturated_product(blocks, ceil_div(problem.shape.hidden, load.tile.num_rows));
