@@ -5,9 +5,9 @@
 // a task does not enter its result.
 //
 // Order: shared L1 | routed L1 | routed L2 | shared L2. Shared L1 needs no dispatch and comes first. Shared L2 comes
-// last: it hides the wait for the peers' partials. Where it publishes and shared L1 is split, so done early, it comes
-// before routed L2: then publication is over while the partials are still on their way. Either way it publishes only
-// after every header of the call has been checked.
+// last: its short tasks even out the end and hide the wait for the peers' partials. Only where it publishes and routed
+// L1 is split, so that all tasks of a phase run at once, it comes before routed L2: then publication is over while the
+// partials are still on their way. Either way it publishes only after every header of the call has been checked.
 //   shared: row tile, token block, split (innermost);  routed: expert, row tile, token block of the expert, split.
 #pragma once
 #include "../config.cuh"
@@ -134,7 +134,7 @@ __device__ __forceinline__ int num_shared_blocks(const Context& ctx) {
 
 // The phases in the order of the list.
 DG_HOST_DEVICE constexpr Phase phase_at(const Config& c, int place) {
-    const bool swaps_l2 = c.is_published() && c.splits.shared_l1 > 1;
+    const bool swaps_l2 = c.is_published() && c.splits.shared_l1 > 1 && c.splits.routed_l1 > 1;
     return Phase(swaps_l2 && place > static_cast<int>(Phase::kRoutedL1) ? 5 - place : place);
 }
 
