@@ -3,17 +3,11 @@ another because the compiler could not prove that the warps stay together."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import pytest
+from compile_support import compiled
 from machine_code import LOAD_LOCAL, MMA, STORE_LOCAL, TO_UNIFORM_REGISTER, WGMMA, operations
-
-from deep_gemm_k3 import _extension
-from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
-from deep_gemm_k3.mega.plan import KERNELS
 
 K3 = {
     "num_ranks": 8,
@@ -34,11 +28,6 @@ K3 = {
 
 
 ONE_RANK = {"num_ranks": 1, "num_experts": 112}
-
-
-def compiled(problem: Mapping[str, Any]) -> Artefact:
-    literal = _extension.ops().config_literal(json.dumps(problem))
-    return NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal))
 
 
 @pytest.mark.parametrize(

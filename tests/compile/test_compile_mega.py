@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
+from compile_support import compiled
 from machine_code import strong_loads
 
 from deep_gemm_k3 import _extension
-from deep_gemm_k3.jit import Artefact, KernelSource, NvrtcCompiler
+from deep_gemm_k3.jit import Artefact
 from deep_gemm_k3.jit.ptx import argument_bytes, families, opcodes
-from deep_gemm_k3.mega.plan import KERNELS
 
 SMALL = {
     "num_ranks": 2,
@@ -30,8 +29,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def mega() -> Artefact:
-    literal = _extension.ops().config_literal(json.dumps(SMALL | {"target": "sm_90a"}))
-    return NvrtcCompiler().compile(KernelSource(KERNELS["sm_90a"], "sm_90a", literal))
+    return compiled(SMALL | {"target": "sm_90a"})
 
 
 def test_argument_has_one_size(mega: Artefact) -> None:

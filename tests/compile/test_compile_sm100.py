@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
+from compile_support import compiled
 from machine_code import strong_loads
 
 from deep_gemm_k3 import _extension
@@ -63,9 +63,7 @@ def test_pairs_multiply_as_pairs() -> None:
     """Half the CTAs of an even grid issue for two; a single CTA issues for itself."""
 
     def groups(num_sms: int) -> set[str]:
-        problem = K3 | {"num_tokens": 8, "shared_output": "none", "num_sms": num_sms}
-        literal = _extension.ops().config_literal(json.dumps(problem))
-        made = NvrtcCompiler().compile(KernelSource(KERNELS["sm_100a"], "sm_100a", literal))
+        made = compiled(K3 | {"num_tokens": 8, "shared_output": "none", "num_sms": num_sms})
         tensor = [opcode for opcode in opcodes(made.ptx) if opcode.startswith("tcgen05.mma")]
         assert tensor
         assert not any(opcode.startswith("wgmma") for opcode in opcodes(made.ptx))

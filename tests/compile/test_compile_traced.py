@@ -3,15 +3,11 @@ registers are bounded alike."""
 
 from __future__ import annotations
 
-import json
 import struct
 
 import pytest
+from compile_support import compiled
 from test_compile_engine import K3, ONE_RANK
-
-from deep_gemm_k3 import _extension
-from deep_gemm_k3.jit import KernelSource, NvrtcCompiler
-from deep_gemm_k3.mega.plan import KERNELS
 
 SHT_NOBITS = 8
 
@@ -34,8 +30,6 @@ def static_shared_bytes(cubin: bytes) -> int:
 @pytest.mark.parametrize("tokens", [8, 128])
 def test_a_traced_kernel_takes_no_more_shared_memory(target: str, tokens: int) -> None:
     problem = K3 | ONE_RANK | {"target": target, "num_tokens": tokens, "num_shared_tokens": tokens}
-    literal = _extension.ops().config_literal(json.dumps(problem))
-    sources = (KernelSource(KERNELS[target] + suffix, target, literal) for suffix in ("", "_traced"))
-    plain, traced = (NvrtcCompiler().compile(source).cubin for source in sources)
+    plain, traced = (compiled(problem, suffix).cubin for suffix in ("", "_traced"))
     assert static_shared_bytes(traced) == static_shared_bytes(plain)
     assert traced != plain
