@@ -22,7 +22,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["DGK3_CPU_TARGET"] = "sm_100a"
 
-from deep_gemm_k3._extension import ops
 from deep_gemm_k3.emulator import service
 from deep_gemm_k3.mega.buffer import SymmBuffer
 from deep_gemm_k3.mega.local_world import LocalRank
@@ -57,10 +56,9 @@ def measure(tokens: int, name: str) -> dict[str, Any]:
     shape = WorldShape((tokens,) * NUM_RANKS, NUM_RANKS, 2, 512, 256, tokens * NUM_RANKS, 512, 256)
     given = make_world(shape, 1, "uniform", "exact", target="sm_100a")
     service.configure(seed=1, race_detection=name == "messages")
-    session = Session(shape, device="cpu", num_sms=2, timeout_s=3000)
+    session = Session(shape, device="cpu", overrides=variants(tokens)[name], num_sms=2, timeout_s=3000)
 
     def body(group: LocalRank, buffer: SymmBuffer) -> None:
-        ops().set_overrides(buffer.handle, json.dumps(variants(tokens)[name]))
         call = RankCall(buffer, given[group.rank], SITU, "sp_rs", RunOptions())
         call.fill()
         try:
@@ -91,10 +89,10 @@ def uneven(seed: int) -> dict[str, float]:
     thousands of the emulator's steps from the start."""
     shape = WorldShape((200,), 2, 1, 512, 2048)
     given = make_world(shape, 1, "hot_expert", "exact", target="sm_100a")[0]
-    session = Session(shape, device="cpu", num_sms=4, timeout_s=3000)
+    overrides = {"routed_tokens": 192, "num_cluster_ctas": 2}
+    session = Session(shape, device="cpu", overrides=overrides, num_sms=4, timeout_s=3000)
 
     def body(group: LocalRank, buffer: SymmBuffer) -> None:
-        ops().set_overrides(buffer.handle, json.dumps({"routed_tokens": 192, "num_cluster_ctas": 2}))
         call = RankCall(buffer, given, Options("swiglu"), "routed", RunOptions())
         call.fill()
         call.call()  # the first one compiles
