@@ -5,9 +5,9 @@
 // a task does not enter its result.
 //
 // Order: shared L1 | routed L1 | routed L2 | shared L2. Shared L1 needs no dispatch and comes first. Shared L2 comes
-// last: its short tasks even out the end and hide the wait for the peers' partials. Only where it publishes and routed
-// L1 is split, so that all tasks of a phase run at once, it comes before routed L2: then publication is over while the
-// partials are still on their way. Either way it publishes only after every header of the call has been checked.
+// last: its short tasks even out the end and hide the wait for the peers' partials. Only where it publishes and both
+// L1s are split, so that all tasks of a phase run at once, it comes before routed L2: then publication is over while
+// the partials are still on their way. Either way it publishes only after every header of the call has been checked.
 //   shared: row tile, token block, split (innermost);  routed: expert, row tile, token block of the expert, split.
 #pragma once
 #include "../config.cuh"
