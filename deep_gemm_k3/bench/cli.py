@@ -32,6 +32,7 @@ DeviceName = Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")]
 Calls = Annotated[int, typer.Option(min=1, help="Calls in a captured graph.")]
 Replays = Annotated[int, typer.Option(min=1, help="Replays of the graph, one sample each.")]
 Eager = Annotated[int, typer.Option(min=0, help="Calls timed one by one; 0: none.")]
+Rest = Annotated[float, typer.Option("--rest", min=0, max=5, help="Seconds a GPU rests before each replay; 0: none.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Routings that are drawn and timed.")]
 RoutingName = Annotated[str, typer.Option(help="uniform, k3_router, hot_expert, hot_rank, holes or duplicates.")]
 Sample = Annotated[int, typer.Option(min=1, help="Tokens of a rank that the oracle computes.")]
@@ -57,6 +58,7 @@ class Numbers:
     calls: int
     replays: int
     eager: int
+    rest_s: float
     seeds: int
     routing: str
     sample: int
@@ -132,7 +134,7 @@ def setting_of(n: Numbers) -> Any:
         if not n.gpus:
             torch.cuda.set_device(device)
     how = Settings(overrides_of(n.overrides), not n.exact, n.batch_invariant, sample=n.sample)
-    effort = Effort(n.calls, n.replays, n.eager, tuple(range(1, n.seeds + 1)), n.routing)
+    effort = Effort(n.calls, n.replays, n.eager, tuple(range(1, n.seeds + 1)), n.routing, rest_s=n.rest_s)
     target = target_of(device)
     known = CEILINGS[target]
     return Setting(
@@ -175,6 +177,7 @@ def producer(
     calls: Calls = 100,
     replays: Replays = 7,
     eager: Eager = 100,
+    rest_s: Rest = 0.2,
     seeds: Seeds = 1,
     routing: RoutingName = "uniform",
     sample: Sample = 64,
@@ -213,6 +216,7 @@ def sweep(
     calls: Calls = 20,
     replays: Replays = 5,
     eager: Eager = 20,
+    rest_s: Rest = 0.2,
     seeds: Seeds = 3,
     routing: RoutingName = "uniform",
     sample: Sample = 64,
@@ -254,6 +258,7 @@ def cost(
     calls: Calls = 10,
     replays: Replays = 3,
     eager: Eager = 0,
+    rest_s: Rest = 0.2,
     seeds: Seeds = 1,
     routing: RoutingName = "uniform",
     sample: Sample = 16,
@@ -285,6 +290,7 @@ def tune(
     device: DeviceName = "cuda",
     calls: Calls = 20,
     replays: Replays = 3,
+    rest_s: Rest = 0.2,
     sample: Sample = 16,
     json_path: JsonPath = None,
 ) -> None:
@@ -293,7 +299,7 @@ def tune(
     from .work import Shape
 
     given = Numbers(
-        device, calls, replays, 0, 1, "uniform", sample, False, False, 0.0, 0.0, json_path, None, None, "{}"
+        device, calls, replays, 0, rest_s, 1, "uniform", sample, False, False, 0.0, 0.0, json_path, None, None, "{}"
     )
     _conclude([job(Shape(8, shared_tokens=64), points_of(points), setting_of(given)).failures])
 

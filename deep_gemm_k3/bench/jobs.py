@@ -16,7 +16,7 @@ import torch
 from ..mega.group import Group
 from ..testing.world import SharedInput
 from . import plots, report, trace
-from .baselines import Baselines, reduce_scatter_us, verdicts
+from .baselines import Baselines, compared, reduce_scatter_us
 from .case import Case, Settings, compile_plans, plan_of
 from .data import RankData, rank_data, routed_input, shared_input, with_shared_tokens
 from .measure import Bench, CheckFailed, Effort, World
@@ -303,12 +303,8 @@ def _add_baselines(baselines: Baselines, shape: Shape, row: dict[str, Any], sett
     except RuntimeError as error:  # the fused call's records do not depend on what torch can do
         setting.say(f"        unfused: no times: {run.fail('unfused', shape, error)}")
         return
-    turns = row.get("in_turns_us", {})
-    fused = turns.get(row["mode"], row["us"])
-    if "routed" in turns:
-        parts["own_sum_us"] = turns["routed"] + turns["apart"]
-    row |= {"baselines": parts, "compared_us": fused, "not_slower_than": verdicts(fused, parts)}
-    setting.say(report.baseline_line(parts, row["not_slower_than"]))
+    row |= compared(row, parts)
+    setting.say(report.baseline_line(row["baselines"], row["not_slower_than"]))
 
 
 def cost(shape: Shape, varied: Mapping[str, Sequence[int]], setting: Setting) -> report.Run:

@@ -26,7 +26,8 @@ T = TypeVar("T")
 class Effort:
     """How much is timed: ``calls`` in a captured graph, ``replays`` of it, ``eager`` single calls, for every seed.
 
-    Graphs of long calls get fewer of them, at least three: no more than take some ``graph_us`` by the floor.
+    Graphs of long calls get fewer of them, at least three: no more than take some ``graph_us`` by the floor. Before each
+    replay a device rests for ``rest_s``; 0: replays follow one another.
     """
 
     calls: int = 20
@@ -35,9 +36,14 @@ class Effort:
     seeds: tuple[int, ...] = (1, 2, 3)
     routing: str = "uniform"
     graph_us: float = 15_000.0
+    rest_s: float = 0.2
 
     def calls_of(self, floor_us: float) -> int:
         return min(self.calls, max(3, int(self.graph_us / max(floor_us, 1e-3))))
+
+    def rest_of(self, device: torch.device) -> float:
+        """The seconds of rest on ``device``; the host has no clock that would recover."""
+        return self.rest_s if device.type == "cuda" else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class Bench:
     def measure(self, mode: str, effort: Effort, ceilings: Ceilings | None = None) -> dict[str, Any]:
         """One record. Raises `CheckFailed` instead of giving a time for a wrong result."""
         plan = self.each(lambda case: case.use(mode))[0]
-        timers = self.timers(mode, effort)
+        timers, rest_s = self.timers(mode, effort), effort.rest_of(self.device)
         found = Samples()
         for seed in effort.seeds:
             error, outputs = self.run_checked(seed, effort.routing)
@@ -125,7 +131,7 @@ class Bench:
             found.loads.append(self._load(seed, effort.routing))
             if len(found.errors) == 1:  # after the first call, which compiles
                 self.each(lambda case: timers[case.rank].prepare())
-            times = self.together(lambda case: repeated(timers[case.rank], effort.replays))
+            times = self.together(lambda case: repeated(timers[case.rank], effort.replays, rest_s))
             found.graph.append(slowest(self.world.gather(times)))
             self.recheck(outputs)
             if effort.eager:
@@ -182,6 +188,7 @@ class Bench:
             "processes": self.world.processes,
             "routing": effort.routing,
             "seeds": list(effort.seeds),
+            "rest_s": effort.rest_of(self.device),
             "copies": len(next(iter(self.cases.values())).data.routed),
             "checked": True,
             "relative_error": max(found.errors),

@@ -136,6 +136,12 @@ def markdown(data: Row) -> str:
     return made(data)
 
 
+def _rested(data: Row) -> str:
+    """How the rows' replays followed one another; the earliest records, all without rest, do not say it."""
+    rest_s = max(row.get("rest_s", 0.0) for row in data["rows"])
+    return f"each replay after {rest_s:g} s of rest" if rest_s else "replays back to back"
+
+
 def put(data: Row, name: str, document: Path) -> None:
     """Replace what stands in ``document`` between ``<!-- NAME -->`` and the next ``<!-- end -->`` by the run's tables."""
     text = document.read_text()
@@ -147,5 +153,5 @@ def put(data: Row, name: str, document: Path) -> None:
     said = (
         f"{data['machine']['device']}, torch {data['machine']['torch']}, commit {data['commit'] or 'unknown'}, kernels "
     )
-    said += f"{data['kernels']}, {data['date']}:\n\n    {data['command']}\n\n"
+    said += f"{data['kernels']}, {data['date']}, {_rested(data)}:\n\n    {data['command']}\n\n"
     document.write_text(before + head + said + markdown(data).strip() + "\n" + end + after)

@@ -17,6 +17,7 @@ Call = Callable[[int], None]
 # What torch does to begin a capture (it waits for the device) is not allowed while another rank's thread captures.
 _capturing = threading.Lock()
 _HOLD_CYCLES_PER_CALL = 60_000  # keeps the device busy while the host queues: some 30 us a call
+_HOLD_CALLS_PER_SAMPLE = 10  # for two replays and two events by a host that has just slept
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Timer(Protocol):
     def settle(self) -> None:
         """Wait for what was queued."""
 
+    def hold(self, calls: int) -> None:
+        """Keep the device busy for as long as the host takes to queue so many calls or replays."""
+
     def eager(self, calls: int) -> Times:
         """Single calls."""
 
@@ -75,6 +79,9 @@ class HostTimer:
         return 1e6 * (end - begin) / self._calls
 
     def settle(self) -> None:
+        pass
+
+    def hold(self, calls: int) -> None:
         pass
 
     def eager(self, calls: int) -> Times:
@@ -118,12 +125,15 @@ class DeviceTimer:
     def settle(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
 
+    def hold(self, calls: int) -> None:
+        torch.cuda._sleep(_HOLD_CYCLES_PER_CALL * calls)
+
     def eager(self, calls: int) -> Times:
         """Time of single calls between events. The device is kept busy until all of them are queued."""
         stream = torch.cuda.current_stream(self._device)
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(calls)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(calls)]
-        torch.cuda._sleep(_HOLD_CYCLES_PER_CALL * calls)
+        self.hold(calls)
         for i in range(calls):
             starts[i].record(stream)
             self._call(i)
@@ -152,9 +162,26 @@ def interleaved(timers: Sequence[Timer], rounds: int) -> list[list[float]]:
     return [[t.between(*pair) for pair in pairs[1:]] for t, pairs in zip(timers, marks, strict=True)]
 
 
-def repeated(timed: Timer, replays: int) -> Times:
-    """One timer's batch, ``replays`` times after a first one that does not count."""
-    return Times.of(interleaved([timed], replays)[0])
+def repeated(timed: Timer, replays: int, rest_s: float) -> Times:
+    """One timer's batch, ``replays`` times, each after a rest and a batch that does not count.
+
+    A device at its power limit lowers its clock within milliseconds, so batches back to back (``rest_s`` 0: all of them
+    after a first one that does not count) tell how long it was idle before and how many there are. Ranks rest each by
+    itself; the batch that does not count brings them together, and caches and clocks to work.
+    """
+    if not rest_s:
+        return Times.of(interleaved([timed], replays)[0])
+    marks = []
+    for _ in range(replays):
+        timed.settle()
+        time.sleep(rest_s)
+        timed.hold(_HOLD_CALLS_PER_SAMPLE)  # else a short batch could end before the next one is queued
+        timed.queue()
+        begin = timed.mark()
+        timed.queue()
+        marks.append((begin, timed.mark()))
+    timed.settle()
+    return Times.of([timed.between(*pair) for pair in marks])
 
 
 def slowest(times: list[Times]) -> Times:

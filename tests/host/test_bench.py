@@ -11,10 +11,10 @@ import torch
 
 from deep_gemm_k3 import __main__ as cli
 from deep_gemm_k3.bench import case, check, jobs, peers, report, table
-from deep_gemm_k3.bench.baselines import verdicts
+from deep_gemm_k3.bench.baselines import compared
 from deep_gemm_k3.bench.cli import numbers, overrides_of, varied_of
 from deep_gemm_k3.bench.measure import Effort
-from deep_gemm_k3.bench.timing import Times, interleaved, slowest
+from deep_gemm_k3.bench.timing import Times, slowest
 from deep_gemm_k3.bench.work import Ceilings, Shape, expected_experts, work
 
 TINY = {"hidden": 256, "intermediate": 256, "shared_hidden": 256, "shared_intermediate": 128}
@@ -125,35 +125,6 @@ def test_samples_and_slowest() -> None:
     assert slowest([Times(1, 1, 5, 3), Times(2, 0.5, 2, 3)]) == Times(2, 1, 5, 3)
 
 
-class ScriptedTimer:
-    """Each batch takes what the script says, on a clock that all timers share."""
-
-    clock = 0.0
-
-    def __init__(self, name: str, costs: list[float], order: list[str]) -> None:
-        self.name, self.costs, self.order = name, iter(costs), order
-
-    def queue(self) -> None:
-        self.order.append(self.name)
-        ScriptedTimer.clock += next(self.costs)
-
-    def mark(self) -> float:
-        return ScriptedTimer.clock
-
-    def between(self, begin: float, end: float) -> float:
-        return end - begin
-
-    def settle(self) -> None:
-        self.order.append("settled")
-
-
-def test_turns_go_there_and_back() -> None:
-    order: list[str] = []
-    timers = [ScriptedTimer("a", [9, 1, 2], order), ScriptedTimer("b", [9, 3, 4], order)]
-    assert interleaved(timers, 2) == [[1, 2], [3, 4]]  # type: ignore[arg-type]
-    assert order == ["b", "a", "a", "b", "b", "a", "settled"]
-
-
 def test_peers_stand_only_beside_their_own_kind_of_device() -> None:
     row = {"shape": {"tokens": 8, "experts": 112, "topk": 16, "ranks": 2}, "processes": 2}
     run = report.Run("sweep", CPU, ["bench"], Ceilings())
@@ -178,10 +149,17 @@ def test_long_calls_come_in_small_graphs() -> None:
     assert [effort.calls_of(us) for us in (0.0, 10, 750, 3000, 100_000)] == [20, 20, 20, 5, 3]
 
 
-def test_verdicts_compare_with_every_sum() -> None:
-    parts = {"own_sum_us": 10.0, "sum_us": 30.0, "gemms_sum_us": 20.0, "norm_us": 1.0}
-    assert verdicts(20.0, parts) == {"own_sum_us": False, "sum_us": True, "gemms_sum_us": True}
-    assert "own_sum NO, sum yes" in report.baseline_line(parts, verdicts(20.0, parts))
+def test_every_sum_is_compared_with_a_time_that_was_taken_like_it() -> None:
+    row: dict[str, Any] = {"mode": "dense", "us": 20.0}
+    parts = {"sum_us": 30.0, "gemms_sum_us": 20.0, "norm_us": 1.0}
+    alone = compared(row, parts)
+    assert alone["compared_us"] == {"sum_us": 20.0, "gemms_sum_us": 20.0}
+    assert alone["not_slower_than"] == {"sum_us": True, "gemms_sum_us": True}
+    found = compared({**row, "in_turns_us": {"dense": 22.0, "routed": 18.0, "apart": 3.0}}, parts)
+    assert found["baselines"] == {**parts, "own_sum_us": 21.0}
+    assert found["compared_us"] == {"own_sum_us": 22.0, "sum_us": 20.0, "gemms_sum_us": 20.0}
+    assert found["not_slower_than"] == {"own_sum_us": False, "sum_us": True, "gemms_sum_us": True}
+    assert "own_sum NO, sum yes" in report.baseline_line(found["baselines"], found["not_slower_than"])
 
 
 def test_one_line_says_whether_the_fused_call_is_ever_slower() -> None:
@@ -266,7 +244,7 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("dense", 2, 2),
         ("routed", 2, 0),
     ]
-    assert all(len(r["graph"]) == 1 for r in rows)
+    assert all(len(r["graph"]) == 1 and r["rest_s"] == 0 for r in rows)
     parts = rows[0]["baselines"]
     assert {"grouped_gemms_us", "publication_copy_us", "shared_us", "routed_us"} <= set(parts)
     assert parts["gemms_sum_us"] == parts["grouped_gemms_us"] + parts["shared_gemms_us"]
@@ -274,8 +252,9 @@ def test_sweep_run_plot_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert parts["sum_us"] == pytest.approx(parts["gemms_sum_us"] + sum(parts[name] for name in around))
     turns = rows[0]["in_turns_us"]
     assert turns["apart"] > 0 and parts["own_sum_us"] == turns["routed"] + turns["apart"]
-    assert rows[0]["compared_us"] == rows[0]["in_turns_us"]["dense"]
-    assert rows[0]["not_slower_than"] == verdicts(rows[0]["compared_us"], parts)
+    singles = {"sum_us": rows[0]["us"], "gemms_sum_us": rows[0]["us"]}
+    assert rows[0]["compared_us"] == {"own_sum_us": turns["dense"], **singles}
+    assert set(rows[0]["not_slower_than"]) == set(rows[0]["compared_us"])
     assert picture.stat().st_size > 1000
     assert cli.main(["bench", "plot", str(saved), str(tmp_path / "again.svg")]) == 0
     capsys.readouterr()
@@ -361,6 +340,10 @@ def test_a_table_goes_to_its_place_in_a_document(tmp_path: Path) -> None:
         "<!-- end -->\nafter <!-- end -->\n"
     )
     assert "old" not in text and text.count("    bench cost\n") == 1 and text.count("| varied |") == 1
+    assert " UTC, replays back to back:\n" in text
+    saved.data["rows"][0]["rest_s"] = 0.2
+    table.put(saved.data, "a.json", document)
+    assert " UTC, each replay after 0.2 s of rest:\n" in document.read_text()
     document.write_text("<!-- b.json -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="wanted a place"):
         table.put(saved.data, "a.json", document)
