@@ -67,3 +67,17 @@ def test_warps_and_warpgroups_give_the_same_bits(tile: int) -> None:
     )
     for other in others:
         metrics.assert_bitwise(other[0].y, wanted[0].y, "y")
+
+
+@pytest.mark.parametrize("phase", ["routed_l1", "routed_l2"])
+def test_splits_of_sixteen_tokens_have_the_bits_of_warpgroups(phase: str) -> None:
+    """Where routed L1 is split, warps multiply blocks of more than eight tokens as well: the hot expert has all 13."""
+    shape = WorldShape((13,), 4, 2, 512, 512, 24, 512, 128)
+    splits = {**NO_SPLITS, "routed_l1": 2, phase: 2}
+    found = [
+        results(
+            shape, "dense", {"routed_tokens": 16, "num_ctas_per_sm": ctas, "splits": splits}, "random", "hot_expert"
+        )
+        for ctas in (2, 1)
+    ]
+    metrics.assert_bitwise(found[0][0].y, found[1][0].y, "y")

@@ -143,9 +143,9 @@ Load routed_load(const Problem& problem, const DeviceFacts& device) {
     int tokens =
         problem.batch_invariant ? kInvariantRoutedTokens : routed_tokens_for(device.arch, mean, problem.fast_math);
     // Where every token goes to every expert there is nothing to expect: 8 rows are 8 rows.
-    if (!problem.batch_invariant && problem.shape.num_experts <= problem.shape.num_topk && mean <= 8 &&
+    if (!problem.batch_invariant && problem.shape.num_experts <= problem.shape.num_topk && mean <= 16 &&
         device.arch == Architecture::kSM90)
-        tokens = 8;
+        tokens = mean <= 8 ? 8 : 16;
     tokens = chosen(problem.overrides.routed_tokens, tokens);
     Load load{.tile = {.num_rows = 256 * cluster_ctas(problem, device), .num_tokens = tokens, .num_k = 128},
         .narrow_widths = problem.overrides.narrow_widths};
@@ -322,7 +322,8 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_ctas_per_sm = per_sm,
         .num_cluster_ctas = per_tile,
         .narrow_widths = routed.narrow_widths};
-    config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, kMaxStages));
+    const int most = plan::has_few_stages(config) ? plan::kStagesOfSplits : kMaxStages;
+    config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, most));
     return config;
 }
 

@@ -201,5 +201,14 @@ DG_HOST_DEVICE constexpr int max_num_stages(Config c) {
             return c.num_stages;
     return 0;
 }
+// Where every CTA has one split of an L1, sums of splits are what L2 waits for, and memory answers in turn: what is on
+// its way for further stages delays them. Measured on SM90, while a ring holds a split's stages of routed L1 twice
+// (sched/stage_rows.cuh).
+constexpr int kStagesOfSplits = 3;
+DG_HOST_DEVICE constexpr bool has_few_stages(const Config& c) {
+    return c.arch == Architecture::kSM90 && c.splits.routed_l1 > 1 &&
+           c.routed_tile.num_tokens <= roles_memory::kMaxStageRows &&
+           ceil_div(c.shape.hidden / c.routed_tile.num_k, c.splits.routed_l1) <= 2 * kStagesOfSplits;
+}
 
 } // namespace deep_gemm_k3::plan

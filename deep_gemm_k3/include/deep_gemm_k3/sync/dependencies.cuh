@@ -93,6 +93,13 @@ __device__ __forceinline__ bool is_ready(const Dependency& on) {
     ptx::fence_proxy_async_global();
     return true;
 }
+// Waits until a moment of the device's timer, but no longer than until is_ready, which it returns.
+__device__ __forceinline__ bool is_ready_before(const Dependency& on, uint64_t nanoseconds) {
+    while (ptx::global_timer() < nanoseconds)
+        if (is_ready(on))
+            return true;
+    return false;
+}
 // Called by the one thread that issues a task's copies, before the first copy of its tokens.
 __device__ __forceinline__ void wait_ready(const sched::Context& ctx, const Dependency& on, uint32_t index) {
     if (on.counter == nullptr)

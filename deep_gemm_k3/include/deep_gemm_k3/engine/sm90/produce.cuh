@@ -7,6 +7,9 @@
 //   per task:  wait for its first stage to be empty, write its record
 //              weights into the stages that are empty now; wait for the tokens; tokens and arrival of those stages
 //              per further stage: wait empty, expect all bytes, copies
+//
+// Memory answers in turn: a word that is asked for behind 10 MB of weights comes 2 us later. Where every CTA has one
+// split of an L1, sums of splits are what L2 waits for, and L2's weights have time: they are asked for slowly.
 #pragma once
 #include "../../debug/timeline.cuh"
 #include "../../epilogue/exchange.cuh"
@@ -72,13 +75,23 @@ struct RoutedSource {
 };
 
 // Few tokens: all shared tasks run at once, each reads its weights once, and the ring does not cover a round trip to
-// memory. Weights of L2 that do not fit into it are asked for into the L2 cache while the tokens are waited for.
-DG_HOST_DEVICE constexpr bool asks_ahead(const Config& c) {
+// memory. Weights of L2 that do not fit into it are asked for into the L2 cache while the tokens are waited for, unless
+// sums of routed L1 are on their way.
+DG_HOST_DEVICE constexpr bool asks_slowly(const Config& c) {
+    return sched::can_gather_into_stages(c);
+}
+DG_HOST_DEVICE constexpr bool has_shared_splits(const Config& c) {
     return c.has_shared() && c.splits.shared_l1 > 1;
 }
-DG_HOST_DEVICE constexpr uint64_t shared_weight_policy(const Config& c) {
-    return asks_ahead(c) ? ptx::kPolicyEvictFirst : ptx::kPolicyEvictNormal;
+DG_HOST_DEVICE constexpr bool asks_ahead(const Config& c) {
+    return has_shared_splits(c) && !asks_slowly(c);
 }
+DG_HOST_DEVICE constexpr uint64_t shared_weight_policy(const Config& c) {
+    return has_shared_splits(c) ? ptx::kPolicyEvictFirst : ptx::kPolicyEvictNormal;
+}
+// Until the first stage of L2's weights is asked for, and from one to the next: partials of the CTA's last tile are out
+// by then, and all weights are there before L1 is done.
+constexpr uint64_t kFirstAskNs = 1000, kNextAskNs = 400;
 
 template <Config C>
 struct SharedSource {
@@ -159,12 +172,30 @@ struct Producer {
         return num_stages;
     }
 
+    // The same for weights that have time, at most until the tokens are ready.
+    template <class Source>
+    __device__ __forceinline__ int fill_weights_slowly(Source& source, const TaskRecord& record) {
+        uint64_t due = ptx::global_timer() + kFirstAskNs;
+        int num_stages = 0;
+#pragma unroll 1
+        for (; num_stages < min(record.num_stages, C.num_stages) && pipeline.is_empty(); ++num_stages) {
+            if (sync::is_ready_before(sync::dependency<C>(ctx, record.task), due))
+                break;
+            ptx::mbarrier_expect_tx(target().barrier, source.weight_bytes());
+            source.load_weights(target());
+            pipeline.advance();
+            due += kNextAskNs;
+        }
+        return num_stages;
+    }
+
     // Weights of the first stages, then the tokens of those stages, once they are ready. Where they already are, no
     // stage waits for weights of a later one.
     template <class Source>
     __device__ __forceinline__ int fill_first(Source& source, const TaskRecord& record) {
         const uint32_t first_stage = pipeline.stage, first_parity = pipeline.parity;
-        int num_stages = fill_weights(source, record, 0, false);
+        int num_stages = asks_slowly(C) && !sched::is_l1(record.task.phase) ? fill_weights_slowly(source, record)
+                                                                            : fill_weights(source, record, 0, false);
         debug::mark(ctx, debug::Event::kAsked, debug_argument(record.task));
         if constexpr (sched::can_gather_into_stages(C))
             if (record.task.phase == sched::Phase::kRoutedL2) // whose L1 did not wait for whoever placed the rows

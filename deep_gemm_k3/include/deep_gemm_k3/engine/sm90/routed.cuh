@@ -4,6 +4,7 @@
 // A scheduler's tensor core and its other units take turns, so the cycles of both add up. wgmma takes three quarters of
 // the cycles for 8 tokens that it takes for 32, mma.sync half of those. So with two CTAs on an SM, whose warps are many
 // enough to cover latencies, 8 tokens are multiplied by mma.sync: no groups, and a stage is released when it is read.
+// Splits of routed L1 are short, and nothing covers their products: there blocks of 16 tokens are multiplied so, too.
 //
 // wgmma: a stage is four k32 blocks. kGroupBlocks of them form one wgmma group; the fragments of the next group are
 // computed while the tensor cores work on this one (two fragment buffers, one group in flight). A stage is released one
@@ -33,7 +34,8 @@ struct RoutedMainloop {
     static constexpr int kNumGroups = kBlocksPerStage / kGroupBlocks;
     // The widest tiles leave fragments for one k32 block of each m64 block only: a group is then one of those.
     static constexpr bool kAlternates = kTileTokens > 112;
-    static constexpr bool kMultipliesByWarps = C.num_ctas_per_sm > 1 && kTokens == 8;
+    static constexpr bool kMultipliesByWarps =
+        C.num_ctas_per_sm > 1 && (kTokens == 8 || (kTokens == 16 && C.splits.routed_l1 > 1));
     static_assert(kNumBlocks == 2 && C.routed_tile.num_k == plan::kUnitK);
 
     using Accumulators = float[kNumBlocks][kNumAccumulators];
@@ -159,20 +161,27 @@ struct RoutedMainloop {
         keep(fragments[(kGroup & 1) ^ 1]);
     }
 
-    // One k32 block of the warp's rows and 8 tokens. `tokens`: where this lane's matrix row lies, of even blocks.
+    // One k32 block of the warp's rows, 8 tokens at a time. `tokens`: where this lane's matrix row lies, of even
+    // blocks.
     template <int kBlock>
     __device__ __forceinline__ void multiply_by_warps(
         uint32_t stage, uint32_t tokens, Packed& packed, Accumulators& acc) const {
         if constexpr (kBlock % 2 == 0)
             load_half<kBlock / 2>(stage, packed);
-        uint32_t b[4]; // 8 columns of k each
-        ptx::load_matrix_x4((tokens ^ kBlock % 2 * 64) + kBlock / 2 * plan::kOperandHalfBytes, b);
+        uint32_t b[kTokens / 8][4]; // 8 columns of k each
+#pragma unroll
+        for (int i = 0; i < kTokens / 8; ++i)
+            ptx::load_matrix_x4(
+                (tokens ^ kBlock % 2 * 64) + kBlock / 2 * plan::kOperandHalfBytes + i * plan::kOperandGroupBytes, b[i]);
 #pragma unroll
         for (int m = 0; m < kNumBlocks; ++m) {
             uint32_t a[8];
             dequantise_block<kBlock>(packed, m, a);
-            ptx::multiply_m16n8k16(acc[m], a, b[0], b[1]);
-            ptx::multiply_m16n8k16(acc[m], a + 4, b[2], b[3]);
+#pragma unroll
+            for (int i = 0; i < kTokens / 8; ++i) {
+                ptx::multiply_m16n8k16(&acc[m][4 * i], a, b[i][0], b[i][1]);
+                ptx::multiply_m16n8k16(&acc[m][4 * i], a + 4, b[i][2], b[i][3]);
+            }
         }
     }
     __device__ __forceinline__ void run_by_warps(Pipeline<C>& pipeline, int num_stages, Accumulators& acc) const {
