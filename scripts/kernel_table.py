@@ -48,12 +48,14 @@ PROBLEMS = {
 }
 
 ONE_RANK = K3 | SHARED | {"num_ranks": 1}
+ONE_EXPERT = K3 | SHARED | {"num_ranks": 2, "num_experts": 2, "num_topk": 1, "max_tokens": 16, "max_shared_tokens": 64}
 # Problem, tokens of the routed and of the shared tile, K splits: whichever spills first when the kernel grows.
 NEAREST: tuple[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int, int, int]], ...] = (
     ("routed", K3, (8, 0), (1, 1, 1, 1)),
     ("routed", K3, (32, 0), (1, 1, 1, 1)),
     ("token owner, exact math", PROBLEMS["token owner, exact math"], (8, 16), (7, 8, 8, 1)),
     ("token owner", K3 | SHARED, (16, 64), (1, 1, 4, 1)),
+    ("token owner, an expert each", ONE_EXPERT, (16, 64), (7, 8, 8, 1)),
     ("token owner, exact math", K3 | SHARED | {"fast_math": False}, (104, 128), (1, 1, 1, 1)),
     ("token owner, one rank", ONE_RANK | {"shared_intermediate_hidden": 6144}, (8, 16), (2, 2, 2, 4)),
     ("token owner, one rank", ONE_RANK, (88, 64), (1, 1, 4, 1)),

@@ -60,7 +60,7 @@ def test_the_last_split_sums_several_at_once(routed_tokens: int, splits: int) ->
         pytest.param((3, 4), 4, 3, 16, "duplicates", id="a token twice in a block"),
     ],
 )
-@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_rows_are_gathered_into_stages(
     tokens: tuple[int, ...], experts: int, topk: int, routed_tokens: int, routing: str, num_stages: int
 ) -> None:

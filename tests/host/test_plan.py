@@ -235,6 +235,8 @@ def test_a_ring_of_splits_is_short() -> None:
     stages = {n: Plan.make(**whole, overrides={"splits": {"routed_l1": n}}).config["num_stages"] for n in (1, 4, 5, 7)}
     assert stages[5] == stages[7] == 3 and stages[4] == stages[1] > 3  # of 28 units
     assert Plan.make(**{**K3, "num_tokens": 8, "num_shared_tokens": 64}).config["num_stages"] > 3
+    idle = Plan.make(**{**K3, "num_tokens": 0, "num_shared_tokens": 64}).config  # whose peers may fill all its experts
+    assert idle["splits"]["routed_l1"] == 7 and idle["num_stages"] > 3
 
 
 def test_few_shared_tiles_are_no_longer_than_routed_ones() -> None:

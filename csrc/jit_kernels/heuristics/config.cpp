@@ -282,9 +282,8 @@ SplitCounts choose_splits(const Problem& problem, const Load& routed, const Load
     Cut routed_l2 = cut(routed, routed.num_l2_tiles, shape.intermediate, kRoutedBytes);
     Cut shared_l1 = cut(shared, shared.num_l1_tiles, problem.shared_hidden, kSharedBytes);
     Cut shared_l2 = cut(shared, shared.num_l2_tiles, shape.shared_intermediate, kSharedBytes);
-    // Measured on SM90, as is what follows.
     if (grid.ctas_per_tile == 1)
-        shared_l2.least_bytes = 128 << 10;
+        shared_l2.least_bytes = 128 << 10; // measured on SM90, as is what follows
     balance(routed_l1, shared_l1, grid.num_ctas);
     balance(routed_l2, shared_l2, grid.num_ctas);
     if (grid.ctas_per_tile == 1 && routed_l1.num_splits > 1)
@@ -322,7 +321,8 @@ Config combine(const Problem& problem, const DeviceFacts& device, const Load& ro
         .num_ctas_per_sm = per_sm,
         .num_cluster_ctas = per_tile,
         .narrow_widths = routed.narrow_widths};
-    const int most = plan::has_few_stages(config) ? plan::kStagesOfSplits : kMaxStages;
+    const bool has_one_expert = config.shape.num_local_experts() == 1; // of several any number may have rows
+    const int most = has_one_expert && plan::has_few_stages(config) ? plan::kStagesOfSplits : kMaxStages;
     config.num_stages = chosen(problem.overrides.num_stages, std::clamp(plan::max_num_stages(config), 1, most));
     return config;
 }
